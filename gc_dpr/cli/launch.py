@@ -1,0 +1,164 @@
+"""From the command line to a checked settings object, with Hydra in between.
+
+    arguments → known keys? → Hydra composes → types right? → dataclass instance → checks → command
+
+Hydra's own machinery still runs the job, so ``--multirun``, ``--cfg job``, ``--config-dir`` and
+shell completion work as anywhere else. What is ours is that every slip is answered in one line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gc_dpr import config as schema
+from gc_dpr.cli.console import set_up_logging
+from gc_dpr.cli.settings import (
+    check_keys,
+    describe_composition_error,
+    root_cause,
+    to_settings,
+)
+from gc_dpr.errors import ConfigError, GcDprError
+
+
+def config_folder() -> Path:
+    """Folder of the YAML files: inside the installed package, or beside it in a checkout."""
+    package = Path(schema.__file__).parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "train_dense_encoder.yaml").is_file():
+            return folder
+    raise ConfigError(f"{package / 'conf'} is missing: the installation is damaged, install again")
+
+
+def package_path(package: str, *parts: str) -> str:
+    """OmegaConf resolver ``${package_path:NAME,FOLDER}``: a path inside an installed package."""
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(
+            f"the Python package {package} is not installed; "
+            "install the extra that brings it: pip install 'gc-dpr[demo]'"
+        )
+    return str(Path(found.submodule_search_locations[0], *parts))
+
+
+def launch(command: str, arguments: list[str]) -> None:
+    """Compose, check and run one command.
+
+    Raises:
+        GcDprError: Anything the user can mend; the message says how.
+    """
+    schema.register()
+    OmegaConf.register_new_resolver("package_path", package_path, replace=True)
+    arguments = _typed_question(arguments) if command == "search" else arguments
+    args = _parse_flags(command, arguments)
+    if args.help:
+        from gc_dpr.cli.help import help_text
+
+        print(help_text(command, config_folder(), _compose_or_none(command, args)))
+        return
+    composes_once = not (
+        args.multirun or args.cfg or args.info or args.hydra_help or args.shell_completion
+    )
+    if composes_once:
+        check_keys(command, args.overrides, config_folder())
+        to_settings(command, _compose(command, args))
+    _hand_to_hydra(command, arguments)
+
+
+def _typed_question(arguments: list[str]) -> list[str]:
+    """``gc-dpr search "who …"``: turn the argument that is not key=value into question=…."""
+    turned = []
+    for argument in arguments:
+        if argument.startswith("-") or re.match(r"[+~]*[\w./@]+=|~[\w./@]+$", argument):
+            turned.append(argument)
+        else:
+            # JSON's quoting is also Hydra's
+            turned.append(f"question={json.dumps(argument, ensure_ascii=False)}")
+    return turned
+
+
+def _parse_flags(command: str, arguments: list[str]) -> Namespace:
+    for argument in arguments:
+        if re.match(r"--local[_-]rank\b", argument):
+            raise ConfigError(
+                f"{argument} comes from an old launcher; start with: "
+                f"torchrun --nproc-per-node N -m gc_dpr {command} …"
+            )
+    args, unknown = get_args_parser().parse_known_args(arguments)
+    if unknown:
+        raise ConfigError(
+            f"unknown flag {unknown[0]}; settings are written key=value without dashes "
+            f"(gc-dpr {command} --help shows them)"
+        )
+    return args
+
+
+def _compose(command: str, args: Namespace) -> DictConfig:
+    folder = str(config_folder() if args.config_path is None else Path(args.config_path).absolute())
+    overrides = list(args.overrides)
+    if args.config_dir is not None:
+        overrides.append(f'hydra.searchpath=["file://{Path(args.config_dir).absolute()}"]')
+    try:
+        with hydra.initialize_config_dir(folder, version_base="1.3"):
+            return hydra.compose(args.config_name or command, overrides)
+    except GcDprError:
+        raise
+    except (HydraException, OmegaConfBaseException) as error:
+        raise describe_composition_error(command, error, config_folder()) from error
+
+
+def _compose_or_none(command: str, args: Namespace) -> DictConfig | None:
+    """For --help: values with the overrides given so far, or none when they do not compose."""
+    try:
+        return _compose(command, args)
+    except GcDprError:
+        return None
+
+
+def _hand_to_hydra(command: str, arguments: list[str]) -> None:
+    run = importlib.import_module(f"gc_dpr.cli.{command}").run
+    failure: list[BaseException] = []
+
+    def job(config: DictConfig) -> None:
+        try:
+            settings = to_settings(command, config)
+            set_up_logging()
+            run(settings)
+        # Hydra would print a traceback of its own; carry the error past it
+        except Exception as error:
+            failure.append(error)
+
+    before = sys.argv
+    sys.argv = [f"gc-dpr-{command}", *arguments]
+    try:
+        hydra.main(config_path=str(config_folder()), config_name=command, version_base="1.3")(job)()
+    finally:
+        sys.argv = before
+    if failure:
+        raise _explained(failure[0])
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Add advice to faults of libraries that have a known cure."""
+    mendable = root_cause(error, GcDprError)
+    if mendable is not None:
+        return mendable
+    if type(error).__name__ == "OutOfMemoryError":
+        return ConfigError(
+            f"out of GPU memory ({str(error).splitlines()[0]}). Lower "
+            "hardware.passage_chunk_tokens and hardware.question_chunk_tokens (training) or "
+            "hardware.encode_batch_tokens (embedding); results do not depend on them"
+        )
+    return error

@@ -1,0 +1,245 @@
+"""gc-dpr train_dense_encoder: files and a start model → checkpoint, log, curve."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gc_dpr.artifacts import atomic_file, prepare_output_dir, write_json
+from gc_dpr.cli.console import say, say_read, say_wrote
+from gc_dpr.cli.settings import as_yaml
+from gc_dpr.config import HardwareConfig, TrainConfig, TrainDenseEncoderConfig
+from gc_dpr.data import TrainingSet, load_training_set
+from gc_dpr.data.collator import Collator, build_loader
+from gc_dpr.data.sampler import EpochBatchSampler, number_of_batches
+from gc_dpr.distributed import barrier, is_main, process_group, rank, world_size
+from gc_dpr.evaluation.plots import plot_training_curve
+from gc_dpr.models import BiEncoder
+from gc_dpr.seeding import derive_seed, seed_everything
+from gc_dpr.training.batch_step import ChunkBudget
+from gc_dpr.training.checkpoint import save_checkpoint
+from gc_dpr.training.loggers import StepLogger
+from gc_dpr.training.optim import build_optimizer, build_schedule
+from gc_dpr.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+FILES = ("checkpoint", "config.yaml", "metrics.json", "training_log.jsonl", "training_loss.png")
+
+
+def run(settings: TrainDenseEncoderConfig) -> None:
+    """Train and save; the parts are made in the order of the flow."""
+    with process_group(settings.hardware.device) as device:
+        if settings.hardware.threads is not None:
+            torch.set_num_threads(settings.hardware.threads)
+        output = Path(str(settings.output_dir)).absolute()
+        if is_main():
+            prepare_output_dir(output, overwrite=settings.overwrite, owned=FILES)
+        barrier()
+        training_set = load_training_set(
+            settings.data.train_file,
+            on_missing_positives=settings.data.on_missing_positives,  # type: ignore[arg-type]
+        )
+        for path in training_set.paths:
+            say_read(path, f"{training_set.read} questions" if len(training_set.paths) == 1 else "")
+
+        seed_everything(derive_seed(settings.train.seed, "parameters"))
+        model = start_model(settings).to(device)
+        say_read(str(settings.model.name_or_path), model_description(model))
+        total_steps = count_steps(settings.train, len(training_set))
+        tell_plan(settings, training_set, total_steps, device)
+
+        started = time.monotonic()
+        records = train(settings, model, training_set, total_steps, device, output)
+        seconds = time.monotonic() - started
+        if is_main():
+            write_results(settings, model, records, seconds, output)
+        barrier()
+
+
+def start_model(settings: TrainDenseEncoderConfig) -> BiEncoder:
+    """The encoders before training."""
+    model = settings.model
+    return BiEncoder.initialise(
+        str(model.name_or_path),
+        passage_name_or_path=model.passage_name_or_path,
+        shared=model.shared,
+        title_format=model.title_format,
+        max_question_length=model.max_question_length,
+        max_passage_length=model.max_passage_length,
+        expected_sha256=model.weights_sha256,
+        pooling=model.pooling,
+        normalize=model.normalize,
+        dropout=model.dropout,
+        num_layers=model.num_layers,
+    )
+
+
+def model_description(model: BiEncoder) -> str:
+    """One line about the encoders."""
+    size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    towers = "one shared encoder" if model.shared else "two towers"
+    scaled = ", length 1" if model.question_encoder.normalize else ""
+    return (
+        f"{size:.1f} M parameters, {towers}, {model.embedding_dim} dimensions, "
+        f"pooling {model.question_encoder.pooling}{scaled}"
+    )
+
+
+def count_steps(train: TrainConfig, examples: int) -> int:
+    """Optimizer steps of the whole run."""
+    if train.epochs == 0:
+        return 0
+    per_epoch = number_of_batches(
+        examples,
+        batch_size=train.batch_size,
+        last_batch=train.last_batch,  # type: ignore[arg-type]
+    )
+    steps = per_epoch * train.epochs
+    return steps if train.max_steps is None else min(steps, train.max_steps)
+
+
+def tell_plan(
+    settings: TrainDenseEncoderConfig, data: TrainingSet, total_steps: int, device: torch.device
+) -> None:
+    """Say what will happen, so that a slip shows before hours of work."""
+    train, available = settings.train, data.hard_negatives_available
+    candidates = min(train.batch_size, len(data)) * (
+        1 + min(train.hard_negatives, available.max)
+        + min(train.random_negatives, data.random_negatives_available.max)
+    )  # fmt: skip
+    say(
+        f"plan   {total_steps} steps of {train.batch_size} questions, {train.epochs} epochs of "
+        f"{len(data)} questions, up to {candidates} candidates per question; hard negatives per "
+        f"question: {available.min}/{available.median:g}/{available.max} available "
+        f"(min/median/max), {train.hard_negatives} asked for; "
+        f"{world_size()} process(es) on {device.type}, {settings.hardware.precision}"
+    )
+    if settings.model.normalize and train.temperature > 0.5:
+        logger.warning(
+            "representations have length 1 and train.temperature=%g: scores lie between -%g and "
+            "%g, which hardly tells candidates apart; 0.05 is usual",
+            train.temperature, 1 / train.temperature, 1 / train.temperature,
+        )  # fmt: skip
+    dropped = len(data) % train.batch_size
+    if train.last_batch == "drop" and dropped and total_steps:
+        logger.info("train.last_batch=drop: %d questions of each epoch are left out", dropped)
+
+
+def train(
+    settings: TrainDenseEncoderConfig,
+    model: BiEncoder,
+    data: TrainingSet,
+    total_steps: int,
+    device: torch.device,
+    output: Path,
+) -> list[dict[str, Any]]:
+    """Build loader, optimizer and loop, and run them; one record per step."""
+    if total_steps == 0:
+        model.eval()
+        return []
+    options, hardware = settings.train, settings.hardware
+    sampler = EpochBatchSampler(
+        len(data),
+        batch_size=options.batch_size,
+        seed=options.seed,
+        rank=rank(),
+        world_size=world_size(),
+        last_batch=options.last_batch,  # type: ignore[arg-type]
+    )
+    collator = Collator(
+        model.question_tokenizer,
+        model.passage_tokenizer,
+        seed=options.seed,
+        hard_negatives=options.hard_negatives,
+        random_negatives=options.random_negatives,
+        positive_choice=options.positive_choice,  # type: ignore[arg-type]
+        negative_choice=options.negative_choice,  # type: ignore[arg-type]
+    )
+    loader = build_loader(data.examples, collator, sampler, workers=hardware.loader_workers)
+    trainer = build_trainer(options, hardware, model, total_steps, device)
+    # dropout must differ between processes, and must not depend on how the model was made
+    seed_everything(derive_seed(options.seed, "dropout", rank()))
+    log_path = output / "training_log.jsonl" if is_main() else None
+    with StepLogger(log_path, total_steps=total_steps) as log:
+        return trainer.run(loader, sampler, epochs=options.epochs, total_steps=total_steps, log=log)
+
+
+def build_trainer(
+    options: TrainConfig,
+    hardware: HardwareConfig,
+    model: BiEncoder,
+    total_steps: int,
+    device: torch.device,
+) -> Trainer:
+    """Optimizer, schedule and chunk budgets around the model."""
+    optimizer = build_optimizer(
+        model,
+        learning_rate=options.learning_rate,
+        weight_decay=options.weight_decay,
+        epsilon=options.adam_epsilon,
+    )
+    return Trainer(
+        model=model,
+        optimizer=optimizer,
+        scheduler=build_schedule(
+            optimizer, warmup_steps=options.warmup_steps, total_steps=total_steps
+        ),
+        device=device,
+        question_budget=ChunkBudget(hardware.question_chunk_tokens, hardware.question_chunk_rows),
+        passage_budget=ChunkBudget(hardware.passage_chunk_tokens, hardware.passage_chunk_rows),
+        precision=hardware.precision,
+        temperature=options.temperature,
+        mask_known_positives=options.mask_known_positives,
+        max_grad_norm=options.max_grad_norm,
+    )
+
+
+def write_results(
+    settings: TrainDenseEncoderConfig,
+    model: BiEncoder,
+    records: list[dict[str, Any]],
+    seconds: float,
+    output: Path,
+) -> None:
+    """Checkpoint and curve first, metrics.json last: it says that all is there."""
+    fingerprint = model.fingerprint()
+    state = {
+        "steps": len(records),
+        "epochs": records[-1]["epoch"] if records else 0,
+        "seed": settings.train.seed,
+        "model_fingerprint": fingerprint,
+    }
+    yaml = as_yaml(settings)
+    say_wrote(
+        save_checkpoint(output / "checkpoint", model, settings_yaml=yaml, trainer_state=state)
+    )
+    with atomic_file(output / "config.yaml") as handle:
+        handle.write(yaml)
+    if records:
+        say_wrote(
+            plot_training_curve(
+                [record["step"] for record in records],
+                [record["loss"] for record in records],
+                output / "training_loss.png",
+                accuracy=[record["in_batch_accuracy"] for record in records],
+                learning_rate=[record["learning_rate"] for record in records],
+                subtitle=f"{settings.train.batch_size} questions per step, "
+                f"{records[-1]['candidates']} candidates per question",
+            )
+        )
+        say_wrote(output / "training_log.jsonl", f"{len(records)} steps")
+    metrics: dict[str, Any] = {**state, "training_seconds": seconds}
+    if records:
+        last = records[-1]
+        metrics |= {
+            "final_loss": last["loss"],
+            "final_in_batch_accuracy": last["in_batch_accuracy"],
+            "final_in_batch_candidates": last["candidates"],
+            "questions_per_second": sum(r["questions"] for r in records) / max(seconds, 1e-9),
+        }
+    say_wrote(write_json(output / "metrics.json", metrics))

@@ -1,0 +1,391 @@
+"""The typed schema of every command: names, types, defaults and meanings of all settings.
+
+One dataclass per command, made of one dataclass per Hydra group. YAML files under ``conf/`` carry
+values only. ``option(default, meaning)`` puts the sentence that ``--help`` shows beside the field.
+Checks that need more than a type live in each group's ``check``; they run after composition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hydra.core.config_store import ConfigStore
+
+from gc_dpr.errors import ConfigError
+
+
+def option(default: Any, meaning: str) -> Any:
+    """A dataclass field with its default and the meaning that ``--help`` prints."""
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata={"help": meaning})
+    return field(default=default, metadata={"help": meaning})
+
+
+def group(cls: type, meaning: str) -> Any:
+    """A dataclass field that holds a whole group."""
+    return field(default_factory=cls, metadata={"help": meaning})
+
+
+def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{key}={value!r}: expected one of {', '.join(allowed)}")
+
+
+def _at_least(key: str, value: float | None, low: float) -> None:
+    if value is not None and not value >= low:
+        raise ConfigError(f"{key}={value}: expected {low} or more")
+
+
+def _paths(key: str, value: Any) -> None:
+    """Paths are a string, or a list of strings; anything else is a slip."""
+    if value is None or (isinstance(value, str) and value):
+        return
+    if isinstance(value, list) and value and all(isinstance(v, str) and v for v in value):
+        return
+    raise ConfigError(
+        f"{key}={value!r}: expected a path, a glob or a list of them, such as "
+        f"{key}=data/train.json or '{key}=[a.json,b.json]'"
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelConfig:
+    """The two text encoders a training run starts from."""
+
+    name_or_path: str | None = option(
+        None,
+        "Hub name or folder of the encoder to start from (transformers or "
+        "sentence-transformers format)",
+    )
+    passage_name_or_path: str | None = option(
+        None, "Another start for the passage tower; null = the same as name_or_path"
+    )
+    shared: bool = option(
+        False, "true = one encoder for questions and passages; false = two towers"
+    )
+    pooling: str | None = option(
+        None,
+        "How token states become one representation: first_token (DPR) or mean; null = what "
+        "the model folder says, else first_token",
+    )
+    normalize: bool | None = option(
+        None,
+        "Scale representations to length 1, so that scores are cosines; null = what the model "
+        "folder says, else false",
+    )
+    title_format: str = option(
+        "pair",
+        "How title and text are joined: pair = two segments with a separator (DPR), space = "
+        "one string (Tevatron, BEIR)",
+    )
+    max_question_length: int = option(
+        256, "Longest question in tokens; the rest is cut and counted"
+    )
+    max_passage_length: int = option(256, "Longest passage in tokens; the rest is cut and counted")
+    dropout: float | None = option(None, "Dropout probability everywhere; null = the model's own")
+    num_layers: int | None = option(None, "Keep only the first so many layers; null = all")
+    weights_sha256: str | None = option(
+        None, "SHA-256 (or its beginning) that model.safetensors must have; null = not checked"
+    )
+
+    def check(self) -> None:
+        """Refuse impossible values."""
+        if self.pooling is not None:
+            _one_of("model.pooling", self.pooling, ("first_token", "mean"))
+        _one_of("model.title_format", self.title_format, ("pair", "space"))
+        _at_least("model.max_question_length", self.max_question_length, 3)
+        _at_least("model.max_passage_length", self.max_passage_length, 3)
+        _at_least("model.num_layers", self.num_layers, 1)
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ConfigError(f"model.dropout={self.dropout}: expected 0 or more and less than 1")
+        if self.shared and self.passage_name_or_path is not None:
+            raise ConfigError(
+                "model.passage_name_or_path has no effect with model.shared=true: "
+                "leave it out, or set model.shared=false"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class DataConfig:
+    """The files of one data set."""
+
+    root: str = option("data", "Folder that the shipped data sets are read from")
+    train_file: Any = option(
+        None, "DPR training JSON or JSONL (also .gz): a path, a glob or a list of them"
+    )
+    passages_file: Any = option(
+        None, "Passages TSV with id, text, title (also .gz): a path, a glob or a list of them"
+    )
+    questions_file: Any = option(
+        None, "Questions: CSV of question TAB ['answer', …], or JSONL: a path, a glob or a list"
+    )
+    passages_quoting: str = option(
+        "csv",
+        "csv = fields may be quoted as in psgs_w100.tsv; none = quotes are ordinary characters",
+    )
+    on_missing_positives: str = option(
+        "skip", "Training questions without any positive passage: skip (counted) or error"
+    )
+    answer_match: str = option(
+        "string", "How an answer is found in a passage: string (DPR), regex (CuratedTREC) or kilt"
+    )
+
+    def check(self) -> None:
+        """Refuse impossible values."""
+        for name in ("train_file", "passages_file", "questions_file"):
+            _paths(f"data.{name}", getattr(self, name))
+        _one_of("data.passages_quoting", self.passages_quoting, ("csv", "none"))
+        _one_of("data.on_missing_positives", self.on_missing_positives, ("skip", "error"))
+        _one_of("data.answer_match", self.answer_match, ("string", "regex", "kilt"))
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainConfig:
+    """The objective and its optimisation. Nothing here depends on the hardware."""
+
+    batch_size: int = option(128, "Questions per optimizer step, over all processes together")
+    hard_negatives: int = option(1, "Hard negatives per question (fewer are used when fewer exist)")
+    random_negatives: int = option(0, "Random negatives (DPR's negative_ctxs) per question")
+    positive_choice: str = option(
+        "first", "Which positive is trained on: first, or random (anew in each epoch)"
+    )
+    negative_choice: str = option(
+        "first", "Which negatives are trained on: first, or random (anew in each epoch)"
+    )
+    mask_known_positives: bool = option(
+        True, "Do not count a passage as a negative of a question whose positives include it"
+    )
+    temperature: float = option(1.0, "Scores are divided by it before the softmax")
+    epochs: int = option(10, "Passes over the training questions; 0 = save the model as it starts")
+    max_steps: int | None = option(None, "Stop after so many optimizer steps; null = after epochs")
+    last_batch: str = option(
+        "keep", "The smaller batch that ends an epoch: keep (trained on) or drop (counted)"
+    )
+    learning_rate: float = option(2e-5, "Peak learning rate of AdamW; falls linearly to 0")
+    warmup_steps: int = option(0, "Optimizer steps in which the learning rate rises from 0")
+    weight_decay: float = option(0.0, "AdamW's decay; never applied to biases and norms")
+    adam_epsilon: float = option(1e-8, "AdamW's epsilon")
+    max_grad_norm: float | None = option(2.0, "Clip the gradient to this norm; null = never")
+    seed: int = option(0, "Seed of order, choices and dropout")
+
+    def check(self) -> None:
+        """Refuse impossible values and options without effect."""
+        _one_of("train.positive_choice", self.positive_choice, ("first", "random"))
+        _one_of("train.negative_choice", self.negative_choice, ("first", "random"))
+        _one_of("train.last_batch", self.last_batch, ("keep", "drop"))
+        for name, low in (
+            ("batch_size", 1), ("hard_negatives", 0), ("random_negatives", 0), ("epochs", 0),
+            ("max_steps", 1), ("warmup_steps", 0), ("weight_decay", 0), ("learning_rate", 0),
+        ):  # fmt: skip
+            _at_least(f"train.{name}", getattr(self, name), low)
+        for name in ("temperature", "adam_epsilon", "max_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"train.{name}={value}: expected more than 0")
+        if self.max_steps is not None and self.epochs == 0:
+            raise ConfigError("train.max_steps has no effect with train.epochs=0: leave one out")
+        if self.batch_size + self.hard_negatives + self.random_negatives < 2:
+            raise ConfigError(
+                "train.batch_size=1 without negatives leaves one candidate per question: the loss "
+                "is 0 and nothing is learned. Use a larger batch or add hard negatives"
+            )
+        no_negatives = self.hard_negatives == 0 and self.random_negatives == 0
+        if no_negatives and self.negative_choice != "first":
+            raise ConfigError(
+                "train.negative_choice has no effect without negatives: set train.hard_negatives "
+                "or train.random_negatives, or leave it out"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class HardwareConfig:
+    """Memory and speed of this machine. A preset never changes the objective."""
+
+    device: str = option("auto", "auto (CUDA when there is one), cpu or cuda")
+    precision: str = option("fp32", "fp32, bf16 or fp16 (with a gradient scaler)")
+    question_chunk_tokens: int = option(
+        8192, "Tokens, padding included, whose activations are in memory at once: question tower"
+    )
+    passage_chunk_tokens: int = option(8192, "The same for the passage tower")
+    question_chunk_rows: int | None = option(None, "At most so many questions in a chunk")
+    passage_chunk_rows: int | None = option(None, "At most so many passages in a chunk")
+    encode_batch_tokens: int = option(
+        16384, "Tokens, padding included, per batch when texts are only embedded"
+    )
+    loader_workers: int = option(0, "Processes that tokenise training batches ahead; 0 = none")
+    threads: int | None = option(None, "CPU threads of this process; null = the library's choice")
+
+    def check(self) -> None:
+        """Refuse impossible values."""
+        _one_of("hardware.device", self.device, ("auto", "cpu", "cuda"))
+        _one_of("hardware.precision", self.precision, ("fp32", "bf16", "fp16"))
+        for name in ("question_chunk_tokens", "passage_chunk_tokens", "encode_batch_tokens"):
+            _at_least(f"hardware.{name}", getattr(self, name), 1)
+        for name in ("question_chunk_rows", "passage_chunk_rows", "threads"):
+            _at_least(f"hardware.{name}", getattr(self, name), 1)
+        _at_least("hardware.loader_workers", self.loader_workers, 0)
+
+
+@dataclass(kw_only=True, slots=True)
+class IndexConfig:
+    """The kind of FAISS index."""
+
+    factory: str = option("Flat", "FAISS factory string; Flat is exact. Always inner product")
+
+
+@dataclass(kw_only=True, slots=True)
+class CommandConfig:
+    """What every command takes."""
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("output_dir",)
+
+    output_dir: str | None = option(None, "Folder that everything is written to")
+    overwrite: bool = option(
+        False, "Replace what an earlier run of this command left in output_dir"
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainDenseEncoderConfig(CommandConfig):
+    """Train a question and a passage encoder with the gradient cache."""
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("output_dir", "model.name_or_path", "data.train_file")
+
+    model: ModelConfig = group(ModelConfig, "the encoders")
+    data: DataConfig = group(DataConfig, "the data set")
+    train: TrainConfig = group(TrainConfig, "objective and optimisation")
+    hardware: HardwareConfig = group(HardwareConfig, "memory and speed")
+
+
+_CHECKPOINT = (
+    "Folder that train_dense_encoder wrote as output_dir/checkpoint; or a transformers or "
+    "sentence-transformers model, by folder or hub name"
+)
+
+
+@dataclass(kw_only=True, slots=True)
+class GenerateEmbeddingsConfig(CommandConfig):
+    """Embed every passage of a corpus."""
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("output_dir", "checkpoint", "data.passages_file")
+
+    checkpoint: str | None = option(None, _CHECKPOINT)
+    dtype: str = option("float32", "Number format on disk: float32 or float16 (half the size)")
+    data: DataConfig = group(DataConfig, "the data set")
+    hardware: HardwareConfig = group(HardwareConfig, "memory and speed")
+
+    def check(self) -> None:
+        """Refuse impossible values."""
+        _one_of("dtype", self.dtype, ("float32", "float16"))
+
+
+@dataclass(kw_only=True, slots=True)
+class BuildIndexConfig(CommandConfig):
+    """Build a FAISS index over an embedding folder."""
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("output_dir", "embeddings_dir")
+
+    embeddings_dir: str | None = option(None, "Folder that generate_embeddings wrote")
+    verify_checksums: bool = option(
+        True, "Read every embedding file once more against its checksum"
+    )
+    index: IndexConfig = group(IndexConfig, "the kind of index")
+
+
+@dataclass(kw_only=True, slots=True)
+class RetrieveConfig(CommandConfig):
+    """Retrieve the best passages for every question of a file."""
+
+    REQUIRED: ClassVar[tuple[str, ...]] = (
+        "output_dir", "data.questions_file", "data.passages_file",
+    )  # fmt: skip
+
+    method: str = option("dense", "dense (checkpoint and index_dir) or bm25 (words, no training)")
+    checkpoint: str | None = option(None, _CHECKPOINT + "; for method=dense")
+    index_dir: str | None = option(None, "Folder that build_index wrote; for method=dense")
+    top_k: int = option(100, "Passages per question")
+    allow_mismatch: bool = option(
+        False, "Search although the index was made with another model (logged)"
+    )
+    data: DataConfig = group(DataConfig, "the data set")
+    hardware: HardwareConfig = group(HardwareConfig, "memory and speed")
+
+    def check(self) -> None:
+        """Refuse impossible values and options without effect."""
+        _one_of("method", self.method, ("dense", "bm25"))
+        _at_least("top_k", self.top_k, 1)
+        for name in ("checkpoint", "index_dir"):
+            given = getattr(self, name) is not None
+            if self.method == "dense" and not given:
+                meaning = self.__dataclass_fields__[name].metadata["help"]
+                raise ConfigError(f"{name} is required with method=dense: {meaning}")
+            if self.method == "bm25" and given:
+                raise ConfigError(f"{name} has no effect with method=bm25: leave it out")
+
+
+@dataclass(kw_only=True, slots=True)
+class SearchConfig(CommandConfig):
+    """Answer one typed question with passages: gc-dpr search "who wrote …" checkpoint=…."""
+
+    REQUIRED: ClassVar[tuple[str, ...]] = (
+        "question", "checkpoint", "index_dir", "data.passages_file",
+    )  # fmt: skip
+
+    question: str | None = option(None, "The question; may be given without question= in front")
+    checkpoint: str | None = option(None, _CHECKPOINT)
+    index_dir: str | None = option(None, "Folder that build_index wrote")
+    top_k: int = option(3, "Passages to show")
+    allow_mismatch: bool = option(
+        False, "Search although the index was made with another model (logged)"
+    )
+    data: DataConfig = group(DataConfig, "the data set")
+    hardware: HardwareConfig = group(HardwareConfig, "memory and speed")
+
+    def check(self) -> None:
+        """Refuse impossible values."""
+        _at_least("top_k", self.top_k, 1)
+
+
+@dataclass(kw_only=True, slots=True)
+class EvaluateRetrievalConfig(CommandConfig):
+    """Measure top-k accuracy of one or several runs, side by side."""
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("output_dir", "runs")
+
+    runs: Any = option(
+        None,
+        "Run file that retrieve wrote (DPR JSON, or TREC with data.questions_file and "
+        "data.passages_file), a list of them, or names with files: '{BM25: a.json, ours: b.json}'",
+    )
+    top_ks: list[int] = option([1, 5, 20, 100], "The k of the table")
+    use_title: bool = option(False, "Look for answers in the title too (DPR: false)")
+    empty_answers: str = option(
+        "match", "Answers without any token: match = every passage counts, as DPR does; ignore"
+    )
+    workers: int = option(0, "Processes that match answers; 0 = this one")
+    data: DataConfig = group(DataConfig, "the data set")
+
+    def check(self) -> None:
+        """Refuse impossible values."""
+        _one_of("empty_answers", self.empty_answers, ("match", "ignore"))
+        _at_least("workers", self.workers, 0)
+        if not self.top_ks or any(k < 1 for k in self.top_ks):
+            raise ConfigError(f"top_ks={self.top_ks}: expected whole numbers of 1 or more")
+
+
+COMMANDS: dict[str, type[CommandConfig]] = {
+    "train_dense_encoder": TrainDenseEncoderConfig,
+    "generate_embeddings": GenerateEmbeddingsConfig,
+    "build_index": BuildIndexConfig,
+    "retrieve": RetrieveConfig,
+    "evaluate_retrieval": EvaluateRetrievalConfig,
+    "search": SearchConfig,
+}
+
+
+def register() -> None:
+    """Store every command's schema where its top YAML file names it: ``<command>_schema``."""
+    store = ConfigStore.instance()
+    for name, cls in COMMANDS.items():
+        store.store(name=f"{name}_schema", node=cls)

@@ -1,0 +1,230 @@
+"""From examples to one process's share of a batch, tokenised but not yet padded.
+
+Letters: Q questions, P passages (this process's; in the mask those of all processes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from gc_dpr.data.identity import passage_key
+from gc_dpr.data.records import Passage, TrainingExample
+from gc_dpr.data.sampling import Choice, choose_passages
+from gc_dpr.grad_cache.chunking import RaggedTokens
+
+
+class Tokenized(Protocol):
+    """What a tokenizing function returns."""
+
+    @property
+    def tokens(self) -> RaggedTokens:
+        """One row per text."""
+
+    @property
+    def truncated(self) -> int:
+        """Number of texts that were cut to the maximum length."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One process's share of a batch.
+
+    Attributes:
+        example_ids: (Q,) in the order of the questions.
+        questions: Q rows of token ids.
+        passages: P rows; per question its positive, hard negatives, random negatives.
+        positive_index: (Q,) int64, the row of each question's positive in ``passages``.
+        passage_keys: (P,) int64, the same number for the same title and text.
+        known_positive_keys: (sum of counts,) int64, keys of all positives of question 0, then of
+            question 1, ...; also of those that are not in this batch.
+        known_positive_counts: (Q,) int64.
+        truncated_questions: Questions cut to the maximum length.
+        truncated_passages: Passages cut to the maximum length.
+        fewer_negatives: Questions with fewer negatives than asked for.
+        passed_over_negatives: Negatives not taken because they are a positive of the same
+            question, or a repetition.
+    """
+
+    example_ids: tuple[str, ...]
+    questions: RaggedTokens
+    passages: RaggedTokens
+    positive_index: Tensor
+    passage_keys: Tensor
+    known_positive_keys: Tensor
+    known_positive_counts: Tensor
+    truncated_questions: int
+    truncated_passages: int
+    fewer_negatives: int
+    passed_over_negatives: int
+
+
+class Collator:
+    """Turns (epoch, example) pairs into a batch; no pairs give a batch without rows.
+
+    Args:
+        tokenize_questions: Takes question texts, returns their tokens and how many were cut.
+        tokenize_passages: The same for passages.
+        seed: The run's seed; with the epoch and the example's id it decides every draw.
+        hard_negatives: Hard negatives per question.
+        random_negatives: Random negatives per question.
+        positive_choice: ``"first"`` or ``"random"``; see ``choose_passages``.
+        negative_choice: ``"first"`` or ``"random"``.
+    """
+
+    def __init__(
+        self,
+        tokenize_questions: Callable[[Sequence[str]], Tokenized],
+        tokenize_passages: Callable[[Sequence[Passage]], Tokenized],
+        *,
+        seed: int,
+        hard_negatives: int,
+        random_negatives: int = 0,
+        positive_choice: Choice = "first",
+        negative_choice: Choice = "first",
+    ) -> None:
+        self._tokenize_questions = tokenize_questions
+        self._tokenize_passages = tokenize_passages
+        self._negatives_asked = hard_negatives + random_negatives
+        self._sampling: dict[str, Any] = {
+            "seed": seed,
+            "hard_negatives": hard_negatives,
+            "random_negatives": random_negatives,
+            "positive_choice": positive_choice,
+            "negative_choice": negative_choice,
+        }
+
+    def __call__(self, pairs: Sequence[tuple[int, TrainingExample]]) -> Batch:
+        """Draw the passages of every example and tokenise both sides."""
+        passages: list[Passage] = []
+        positive_index: list[int] = []
+        fewer = passed_over = 0
+        for epoch, example in pairs:
+            chosen = choose_passages(example, epoch=epoch, **self._sampling)
+            positive_index.append(len(passages))
+            passages += [chosen.positive, *chosen.negatives]
+            fewer += len(chosen.negatives) < self._negatives_asked
+            passed_over += chosen.passed_over
+        examples = [example for _, example in pairs]
+        question_tokens, cut_questions = _tokens(
+            self._tokenize_questions, [example.question for example in examples]
+        )
+        passage_tokens, cut_passages = _tokens(self._tokenize_passages, passages)
+        positives = [dict.fromkeys(map(passage_key, example.positives)) for example in examples]
+        return Batch(
+            example_ids=tuple(example.id for example in examples),
+            questions=question_tokens,
+            passages=passage_tokens,
+            positive_index=_int64(positive_index),
+            passage_keys=_int64([passage_key(passage) for passage in passages]),
+            known_positive_keys=_int64([key for keys in positives for key in keys]),
+            known_positive_counts=_int64([len(keys) for keys in positives]),
+            truncated_questions=cut_questions,
+            truncated_passages=cut_passages,
+            fewer_negatives=fewer,
+            passed_over_negatives=passed_over,
+        )
+
+
+def _tokens(tokenize: Callable[[Any], Tokenized], texts: Sequence[Any]) -> tuple[RaggedTokens, int]:
+    """Tokenise; tokenizers refuse an empty list, a process without a share has one."""
+    if not texts:
+        return RaggedTokens.from_lists([]), 0
+    tokenized = tokenize(texts)
+    return tokenized.tokens, tokenized.truncated
+
+
+def _int64(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def known_positive_mask(
+    known_positive_keys: Tensor,
+    known_positive_counts: Tensor,
+    passage_keys: Tensor,
+    positive_columns: Tensor,
+) -> Tensor:
+    """Find the columns that answer a row's question though they are not its label.
+
+    Such a column is another copy of the row's positive, or another of its positives that came
+    with another question. Counting it as a negative would train against the truth.
+
+    Args:
+        known_positive_keys: (sum of counts,) int64, keys of all positives, row by row.
+        known_positive_counts: (Q,) int64, how many belong to each row.
+        passage_keys: (P,) int64, keys of the columns.
+        positive_columns: (Q,) int64, the label column of each row; never masked.
+
+    Returns:
+        (Q, P) bool, True where the column must not count as a negative of the row.
+
+    Example:
+        Question 0 has the positives 7 and 8, question 1 the positive 8.
+
+        >>> known_positive_mask(
+        ...     torch.tensor([7, 8, 8]), torch.tensor([2, 1]), torch.tensor([7, 8]),
+        ...     torch.tensor([0, 1]),
+        ... ).tolist()
+        [[False, True], [False, False]]
+    """
+    device = passage_keys.device
+    rows = torch.arange(len(known_positive_counts), device=device)  # (Q,)
+    sorted_keys, columns = torch.sort(passage_keys)  # (P,)
+    first = torch.searchsorted(sorted_keys, known_positive_keys)  # (S,)
+    behind = torch.searchsorted(sorted_keys, known_positive_keys, right=True)  # (S,)
+    matches = behind - first  # (S,) columns that hold each known positive
+    row_of_match = rows.repeat_interleave(known_positive_counts).repeat_interleave(matches)  # (M,)
+    # Counts up from `first` within the run of every known positive.
+    starts = (first - (matches.cumsum(0) - matches)).repeat_interleave(matches)  # (M,)
+    places = starts + torch.arange(len(starts), device=device)  # (M,)
+    mask = torch.zeros(len(rows), len(passage_keys), dtype=torch.bool, device=device)  # (Q, P)
+    mask[row_of_match, columns[places]] = True
+    mask[rows, positive_columns] = False
+    return mask
+
+
+class _EpochExamples(Dataset[tuple[int, TrainingExample]]):
+    """Looks up an example by (epoch, position) and hands the epoch on."""
+
+    def __init__(self, examples: Sequence[TrainingExample]) -> None:
+        self._examples = examples
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[int, TrainingExample]:
+        epoch, position = key
+        return epoch, self._examples[position]
+
+
+def build_loader(
+    examples: Sequence[TrainingExample],
+    collator: Collator,
+    sampler: Sampler[list[tuple[int, int]]],
+    *,
+    workers: int = 0,
+) -> DataLoader[Batch]:
+    """Make the loader that gives one Batch per batch of the sampler.
+
+    Args:
+        examples: The training set.
+        collator: Makes the batches.
+        sampler: Gives lists of (epoch, position); call its ``set_epoch`` before each epoch.
+        workers: Processes that prepare batches ahead of time; 0 prepares them in this one. Any
+            number gives the same batches.
+
+    Raises:
+        ValueError: ``workers`` is negative.
+    """
+    if workers < 0:
+        raise ValueError(f"workers={workers}: expected 0 or more")
+    ahead: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 2} if workers else {}
+    return DataLoader(
+        _EpochExamples(examples),  # type: ignore[arg-type]  # the collator makes Batch of it
+        batch_sampler=sampler,
+        collate_fn=collator,
+        num_workers=workers,
+        **ahead,
+    )

@@ -1,0 +1,182 @@
+"""The training loop: batches in, optimizer steps, one record per step out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from gc_dpr.data.collator import Batch
+from gc_dpr.distributed import (
+    broadcast_parameters,
+    sum_gradients,
+    sum_over_processes,
+    world_size,
+)
+from gc_dpr.errors import GcDprError
+from gc_dpr.models import BiEncoder
+from gc_dpr.training.batch_step import BatchOutcome, ChunkBudget, batch_gradients
+from gc_dpr.training.loggers import StepLogger
+
+logger = logging.getLogger(__name__)
+
+AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class TrainingError(GcDprError):
+    """The run cannot go on; the message says at which step and why."""
+
+
+class Epochs(Protocol):
+    """Chooses the order and the passages of an epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration over the loader gives this epoch's batches."""
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Trains a bi-encoder on batches that are larger than the memory.
+
+    Attributes:
+        model: The encoders; already on ``device``.
+        optimizer: Over the model's trainable parameters.
+        scheduler: Advanced once per optimizer step that was really taken.
+        device: Where the model is.
+        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"`` (with a gradient scaler).
+        question_budget: Chunk of the question tower.
+        passage_budget: Chunk of the passage tower.
+        temperature: Scores are divided by it.
+        mask_known_positives: Known positives of a question are never its negatives.
+        max_grad_norm: The true (unscaled, whole-batch) gradient is clipped to it.
+    """
+
+    model: BiEncoder
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler
+    device: torch.device
+    question_budget: ChunkBudget
+    passage_budget: ChunkBudget
+    precision: str = "fp32"
+    temperature: float = 1.0
+    mask_known_positives: bool = True
+    max_grad_norm: float | None = 2.0
+    scaler: torch.amp.GradScaler = field(init=False)
+    skipped_steps: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+
+    def run(
+        self,
+        loader: Iterable[Batch],
+        sampler: Epochs,
+        *,
+        epochs: int,
+        total_steps: int,
+        log: StepLogger,
+    ) -> list[dict[str, Any]]:
+        """Train, and return one record per step.
+
+        Args:
+            loader: This process's share of each batch.
+            sampler: What the loader takes its order from.
+            epochs: Passes over the training set.
+            total_steps: Stop after so many steps, even in the middle of an epoch.
+            log: Takes each record as it is made.
+
+        Raises:
+            TrainingError: The loss is not a finite number; no parameter has changed in that step.
+        """
+        broadcast_parameters(self.model)
+        self.model.train()
+        records: list[dict[str, Any]] = []
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            for batch in loader:
+                if len(records) == total_steps:
+                    break
+                records.append(self._step(batch, step=len(records) + 1, epoch=epoch + 1))
+                log.log(records[-1])
+        self.model.eval()
+        if self.skipped_steps:
+            logger.warning(
+                "%d of %d optimizer steps were skipped by the fp16 gradient scaler",
+                self.skipped_steps, len(records),
+            )  # fmt: skip
+        return records
+
+    def _step(self, batch: Batch, *, step: int, epoch: int) -> dict[str, Any]:
+        started = time.perf_counter()
+        self.optimizer.zero_grad(set_to_none=True)
+        outcome = batch_gradients(
+            self.model,
+            batch,
+            question_budget=self.question_budget,
+            passage_budget=self.passage_budget,
+            device=self.device,
+            temperature=self.temperature,
+            mask_known_positives=self.mask_known_positives,
+            autocast_dtype=AUTOCAST_DTYPES[self.precision],
+            scaler=self.scaler if self.scaler.is_enabled() else None,
+        )
+        totals = _over_processes(outcome, self.device)
+        if not math.isfinite(totals["loss"]):
+            raise TrainingError(
+                f"the loss of step {step} is {totals['loss']}; no parameter was changed by it. "
+                f"Its questions: {', '.join(batch.example_ids[:8])} … Lower train.learning_rate, "
+                "or use hardware.precision=fp32"
+            )
+        sum_gradients(self.parameters)
+        learning_rate = self.scheduler.get_last_lr()[0]
+        grad_norm = self._update()
+        seconds = time.perf_counter() - started
+        return {
+            "step": step,
+            "epoch": epoch,
+            "loss": totals["loss"],
+            "in_batch_accuracy": totals["correct"] / totals["questions"],
+            "candidates": outcome.candidates,
+            "questions": int(totals["questions"]),
+            "grad_norm": grad_norm,
+            "learning_rate": learning_rate,
+            "masked_negatives": int(totals["masked"]),
+            "tokens": int(totals["tokens"]),
+            "padding_share": 1 - totals["tokens"] / totals["padded_tokens"],
+            "chunks": int(totals["chunks"]),
+            "seconds": seconds,
+            "questions_per_second": totals["questions"] / seconds,
+        }
+
+    def _update(self) -> float:
+        """Clip and apply the summed gradients; returns their norm before clipping."""
+        self.scaler.unscale_(self.optimizer)
+        limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        # a scale that shrank means that the step was skipped: then the schedule must not advance
+        if self.scaler.is_enabled() and self.scaler.get_scale() < scale:
+            self.skipped_steps += 1
+        else:
+            self.scheduler.step()
+        return grad_norm
+
+
+def _over_processes(outcome: BatchOutcome, device: torch.device) -> dict[str, float]:
+    """Add up what the processes measured: one small reduction."""
+    names = ("correct", "questions", "masked", "tokens", "padded_tokens", "chunks")
+    values = [float(outcome.loss), *(float(getattr(outcome, name)) for name in names)]
+    if world_size() > 1:
+        # float64 is exact for counts; MPS, which lacks it, never runs several processes
+        summed = sum_over_processes(torch.tensor(values, dtype=torch.float64, device=device))
+        values = summed.tolist()
+    return dict(zip(("loss", *names), values, strict=True))

@@ -1,0 +1,323 @@
+"""The class against autograd through the same chunks; every kind of input and every hook."""
+
+from collections import UserDict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from toy_towers import (
+    VOCABULARY,
+    clear_gradients,
+    gradients_of,
+    largest_relative_error,
+    make_encoder,
+    nll,
+    random_tokens,
+)
+
+from gc_dpr.grad_cache import GradCache
+
+POSITIVE_INDEX = torch.tensor([0, 3, 4, 6, 10, 11, 13])
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def loss_fn(question_reps, passage_reps, positive_index=POSITIVE_INDEX, scale=1.0):
+    return nll(question_reps, passage_reps, positive_index) * scale
+
+
+def padded(count, seed):
+    return random_tokens(count, seed).pad(torch.arange(count), pad_token_id=0)
+
+
+QUESTIONS, PASSAGES = padded(7, seed=3), padded(16, seed=4)
+
+
+def encoders_of(shared=False, **kwargs):
+    question = make_encoder(seed=1, **kwargs)
+    return [question, question if shared else make_encoder(seed=2, **kwargs)]
+
+
+def slices(count, size):
+    return [slice(start, start + size) for start in range(0, count, size)]
+
+
+def plain_step(encoders, sizes, loss=loss_fn):
+    """All chunks in one graph, drawn from the generator in the same order."""
+    reps = []
+    for encoder, inputs, size in zip(encoders, (QUESTIONS, PASSAGES), sizes, strict=True):
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        reps.append(torch.cat([encoder(ids[s], mask[s]) for s in slices(len(ids), size)]))
+    result = loss(*reps)
+    result.backward()
+    return result.detach()
+
+
+def compare(cached, plain, encoders, tolerance):
+    results = []
+    for step in (cached, plain):
+        clear_gradients(*encoders)
+        torch.manual_seed(5)
+        results.append((step(), gradients_of(*encoders), torch.get_rng_state()))
+    (loss, gradients, state), (plain_loss, plain_gradients, plain_state) = results
+    assert not loss.requires_grad
+    assert abs(loss - plain_loss) <= tolerance * plain_loss
+    assert largest_relative_error(gradients, plain_gradients) < tolerance
+    assert torch.equal(state, plain_state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 5, 16, 100])
+def test_equals_autograd_through_the_same_chunks(size, shared, dtype):
+    encoders = encoders_of(shared, dtype=dtype)
+    cache = GradCache(encoders, size, loss_fn)
+    compare(
+        lambda: cache(QUESTIONS, PASSAGES),
+        lambda: plain_step(encoders, (size, size)),
+        encoders,
+        TOLERANCE[dtype],
+    )
+
+
+def test_equals_the_undivided_batch_without_dropout():
+    encoders = encoders_of(dropout=0.0)
+    cache = GradCache(encoders, [2, 5], loss_fn)
+    compare(
+        lambda: cache.cache_step(QUESTIONS, PASSAGES),
+        lambda: plain_step(encoders, (7, 16)),
+        encoders,
+        1e-12,
+    )
+
+
+def of_kind(kind, inputs):
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    return {
+        "dict": {"input_ids": ids, "attention_mask": mask},
+        "UserDict": UserDict(input_ids=ids, attention_mask=mask),
+        "list": [ids, mask],
+        "tuple": ([ids], {"attention_mask": mask}),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["dict", "UserDict", "list", "tuple"])
+def test_kinds_of_input(kind):
+    encoders = encoders_of()
+    cache = GradCache(encoders, [3, 5], loss_fn)
+    compare(
+        lambda: cache(of_kind(kind, QUESTIONS), of_kind(kind, PASSAGES)),
+        lambda: plain_step(encoders, (3, 5)),
+        encoders,
+        1e-12,
+    )
+
+
+def test_plain_tensors_and_three_models():
+    torch.manual_seed(0)
+    models = [nn.Linear(4, 3), nn.Linear(5, 3), nn.Linear(4, 3)]
+    inputs = [torch.randn(6, 4), torch.randn(6, 5), torch.randn(9, 4)]
+
+    def three_way(a, b, c):
+        return torch.logsumexp(a @ b.T, 1).mean() + torch.logsumexp(b @ c.T, 1).mean()
+
+    loss = GradCache(models, [4, 2, 9], three_way)(*inputs)
+    found = gradients_of(*models)
+    for model in models:
+        model.zero_grad()
+    undivided = three_way(*[m(x) for m, x in zip(models, inputs, strict=True)])
+    undivided.backward()
+    assert torch.allclose(loss, undivided, rtol=1e-6)
+    assert largest_relative_error(found, gradients_of(*models)) < 1e-5
+
+
+def test_loss_keywords_reach_the_loss():
+    encoders = encoders_of()
+    cache = GradCache(encoders, 3, lambda q, p, **kwargs: loss_fn(q, p, **kwargs))
+    reversed_index = POSITIVE_INDEX.flip(0)
+    compare(
+        lambda: cache(QUESTIONS, PASSAGES, positive_index=reversed_index, scale=0.5),
+        lambda: plain_step(encoders, (3, 3), lambda q, p: loss_fn(q, p, reversed_index, 0.5)),
+        encoders,
+        1e-12,
+    )
+
+
+def test_custom_split_and_reps():
+    """Texts as lists of token lists, cut unevenly; the model wraps what it returns."""
+    encoders = encoders_of(dropout=0.0)
+    texts = {"input_ids": QUESTIONS["input_ids"], "attention_mask": QUESTIONS["attention_mask"]}
+
+    def split_input_fn(model_input, chunk_size):
+        rows = [slice(0, 1), *slices(len(model_input["rows"]), chunk_size)[1:]]
+        rows[0:1] = [slice(0, 1), slice(1, chunk_size)]
+        return [{"rows": model_input["rows"][s]} for s in rows]
+
+    def wrap(encoder, inputs):
+        def model(rows):
+            ids = inputs["input_ids"][rows]
+            return SimpleNamespace(reps=encoder(ids, inputs["attention_mask"][rows]))
+
+        return model
+
+    models = [wrap(encoders[0], texts), wrap(encoders[1], PASSAGES)]
+    cache = GradCache(models, [3, 5], loss_fn, split_input_fn, lambda output: output.reps)
+    compare(
+        lambda: cache({"rows": list(range(7))}, {"rows": list(range(16))}),
+        lambda: plain_step(encoders, (7, 16)),
+        encoders,
+        1e-12,
+    )
+
+
+class Recording(GradCache):
+    """Overrides every hook and notes the calls."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.called = []
+
+
+def _recording(name):
+    def method(self, *args, **kwargs):
+        self.called.append(name)
+        return getattr(super(Recording, self), name)(*args, **kwargs)
+
+    return method
+
+
+HOOKS = (
+    "split_inputs",
+    "get_input_tensors",
+    "model_call",
+    "get_reps",
+    "compute_loss",
+    "forward_no_grad",
+    "build_cache",
+    "forward_backward",
+)
+for hook in HOOKS:
+    setattr(Recording, hook, _recording(hook))
+
+
+def test_cache_step_goes_through_every_hook():
+    encoders = encoders_of()
+    cache = Recording(encoders, [4, 16], loss_fn)
+    compare(
+        lambda: cache(QUESTIONS, PASSAGES),
+        lambda: plain_step(encoders, (4, 16)),
+        encoders,
+        1e-12,
+    )
+    counts = {name: cache.called.count(name) for name in HOOKS if name != "get_input_tensors"}
+    assert counts == {
+        "split_inputs": 2,
+        "model_call": 6,
+        "get_reps": 6,
+        "compute_loss": 1,
+        "forward_no_grad": 2,
+        "build_cache": 1,
+        "forward_backward": 2,
+    }
+    assert "get_input_tensors" in cache.called
+
+
+def test_frozen_model_is_not_replayed():
+    encoders = encoders_of()
+    encoders[1].requires_grad_(False)
+    cache = GradCache(encoders, [3, 5], loss_fn)
+    compare(
+        lambda: cache(QUESTIONS, PASSAGES),
+        lambda: plain_step(encoders, (3, 5)),
+        encoders[:1],
+        1e-12,
+    )
+    clear_gradients(*encoders)
+    cache(QUESTIONS, PASSAGES)
+    assert [size for size, _ in encoders[1].calls] == [5, 5, 5, 1]
+    assert encoders[0].calls == [(n, graph) for graph in (False, True) for n in (3, 3, 1)]
+
+
+def fp16_steps(scale):
+    encoders = encoders_of(dtype=torch.float32)
+    optimizer = torch.optim.SGD([p for e in encoders for p in e.parameters()], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    dtypes = []
+    encoders[0].hidden.register_forward_hook(lambda module, args, out: dtypes.append(out.dtype))
+    torch.manual_seed(0)
+    cache = GradCache(encoders, [3, 5], loss_fn, fp16=True, scaler=scaler)
+    loss = cache(QUESTIONS, PASSAGES)
+    assert set(dtypes) == {torch.float16}
+    scaler.unscale_(optimizer)
+    return loss, gradients_of(*encoders)
+
+
+def test_fp16_scales_once():
+    """B43. Halves round differently per scale, hence the tolerance."""
+    (loss, gradients), (other_loss, other_gradients) = fp16_steps(1.0), fp16_steps(1024.0)
+    assert loss == other_loss
+    assert loss.dtype == torch.float32
+    assert largest_relative_error(gradients, other_gradients) < 1e-2
+
+
+@pytest.mark.parametrize("scale", [1.0, 65536.0])
+def test_scaler_without_fp16_scales_too(scale):
+    """Who passes a scaler will unscale: the gradients must carry its factor."""
+    encoders = encoders_of(dtype=torch.float32)
+    optimizer = torch.optim.SGD([p for e in encoders for p in e.parameters()], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    cache = GradCache(encoders, 3, loss_fn, scaler=scaler)
+
+    def cached():
+        loss = cache(QUESTIONS, PASSAGES)
+        scaler.unscale_(optimizer)
+        return loss
+
+    compare(cached, lambda: plain_step(encoders, (3, 3)), encoders, 1e-5)
+
+
+def test_module_that_takes_one_tensor_is_called_with_it():
+    cache = GradCache([nn.Embedding(VOCABULARY, 2)], 2, lambda reps: reps.sum())
+    assert cache(torch.arange(5)).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"chunk_sizes": [2, 3, 4]}, "found 3 sizes for 2 models"),
+        ({"chunk_sizes": 0}, r"at least 1, found \[0, 0\]"),
+        ({"chunk_sizes": [4, -1]}, "at least 1"),
+        ({"chunk_sizes": 4, "fp16": True}, "needs scaler"),
+    ],
+)
+def test_wrong_construction(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        GradCache(encoders_of(), loss_fn=loss_fn, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "error", "message"),
+    [
+        ([QUESTIONS], {}, ValueError, "found 1 inputs for 2 models"),
+        (["text", PASSAGES], {}, TypeError, "split_input_fn"),
+        ([QUESTIONS, PASSAGES], {"no_sync_except_last": True}, ValueError, "no_sync: wrap"),
+    ],
+)
+def test_wrong_calls(inputs, options, error, message):
+    cache = GradCache(encoders_of(), 3, loss_fn)
+    with pytest.raises(error, match=message):
+        cache(*inputs, **options)
+
+
+def test_wrong_outputs_and_kinds():
+    encoders = encoders_of()
+    with pytest.raises(ValueError, match=r"shape \(C, D\), found \(3,\)"):
+        GradCache(encoders, 3, loss_fn, get_rep_fn=lambda out: out[:, 0])(QUESTIONS, PASSAGES)
+    with pytest.raises(TypeError, match="get_rep_fn"):
+        GradCache(encoders, 3, loss_fn, get_rep_fn=lambda out: (out,))(QUESTIONS, PASSAGES)
+    with pytest.raises(TypeError, match="override model_call"):
+        GradCache(encoders, 3, loss_fn, lambda x, size: ["text"])(QUESTIONS, PASSAGES)
+    for encoder in encoders:
+        encoder.requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to train"):
+        GradCache(encoders, 3, loss_fn)(QUESTIONS, PASSAGES)
