@@ -38,14 +38,16 @@ class Batch:
     Attributes:
         example_ids: (Q,) in the order of the questions.
         questions: Q rows of token ids.
-        passages: P rows; per question its positive, hard negatives, random negatives.
-        positive_index: (Q,) int64, the row of each question's positive in ``passages``.
+        passages: The distinct passages, one row each; fewer than P when questions share passages.
+        passage_rows: (P,) int64, the row of each candidate in ``passages``. The candidates are, per
+            question, its positive, hard negatives, random negatives.
+        positive_index: (Q,) int64, which of the P candidates is each question's positive.
         passage_keys: (P,) int64, the same number for the same title and text.
         known_positive_keys: (sum of counts,) int64, keys of all positives of question 0, then of
             question 1, ...; also of those that are not in this batch.
         known_positive_counts: (Q,) int64.
         truncated_questions: Questions cut to the maximum length.
-        truncated_passages: Passages cut to the maximum length.
+        truncated_passages: Distinct passages cut to the maximum length.
         fewer_negatives: Questions with fewer negatives than asked for.
         passed_over_negatives: Negatives not taken because they are a positive of the same
             question, or a repetition.
@@ -54,6 +56,7 @@ class Batch:
     example_ids: tuple[str, ...]
     questions: RaggedTokens
     passages: RaggedTokens
+    passage_rows: Tensor
     positive_index: Tensor
     passage_keys: Tensor
     known_positive_keys: Tensor
@@ -114,12 +117,17 @@ class Collator:
         question_tokens, cut_questions = _tokens(
             self._tokenize_questions, [example.question for example in examples]
         )
-        passage_tokens, cut_passages = _tokens(self._tokenize_passages, passages)
+        # Several questions may share a passage, and hard negatives repeat: each is encoded once.
+        row_of: dict[tuple[str, str], int] = {}
+        rows = [row_of.setdefault((p.title, p.text), len(row_of)) for p in passages]
+        distinct = list(dict(zip(rows, passages, strict=True)).values())
+        passage_tokens, cut_passages = _tokens(self._tokenize_passages, distinct)
         positives = [dict.fromkeys(map(passage_key, example.positives)) for example in examples]
         return Batch(
             example_ids=tuple(example.id for example in examples),
             questions=question_tokens,
             passages=passage_tokens,
+            passage_rows=_int64(rows),
             positive_index=_int64(positive_index),
             passage_keys=_int64([passage_key(passage) for passage in passages]),
             known_positive_keys=_int64([key for keys in positives for key in keys]),

@@ -104,9 +104,12 @@ def batch_gradients(
     """
     excluded = known_positives(batch, device) if mask_known_positives else None  # (Q, P of all)
     positive_index = batch.positive_index.to(device)
+    passage_rows = batch.passage_rows.to(device)
     results: list[InBatchLoss] = []
 
-    def loss_of(question_reps: Tensor, passage_reps: Tensor) -> Tensor:
+    def loss_of(question_reps: Tensor, distinct_reps: Tensor) -> Tensor:
+        # each distinct passage was encoded once; here it stands wherever it is a candidate
+        passage_reps = distinct_reps.index_select(0, passage_rows)  # (P, D)
         results.append(
             in_batch_nll(
                 question_reps,

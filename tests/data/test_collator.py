@@ -116,7 +116,8 @@ def test_other_positive_of_a_question_is_masked_for_it_alone():
 
 def test_passage_of_another_question_as_hard_negative_is_masked():
     batch = make()([(0, example("a", positives=["P"])), (0, example("b", ["x", "P"]))])
-    assert texts(batch.passages) == ["|P", "|b+", "|x", "|P"]
+    assert texts(batch.passages) == ["|P", "|b+", "|x"]
+    assert batch.passage_rows.tolist() == [0, 1, 2, 0]
     assert mask_of(batch).tolist() == [[False, False, False, True], [False] * 4]
 
 
