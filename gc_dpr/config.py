@@ -239,6 +239,7 @@ class CommandConfig:
     """What every command takes."""
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("output_dir",)
+    SEVERAL_PROCESSES: ClassVar[bool] = False  # whether torchrun may start it
 
     output_dir: str | None = option(None, "Folder that everything is written to")
     overwrite: bool = option(
@@ -251,6 +252,7 @@ class TrainDenseEncoderConfig(CommandConfig):
     """Train a question and a passage encoder with the gradient cache."""
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("output_dir", "model.name_or_path", "data.train_file")
+    SEVERAL_PROCESSES: ClassVar[bool] = True
 
     model: ModelConfig = group(ModelConfig, "the encoders")
     data: DataConfig = group(DataConfig, "the data set")
@@ -269,6 +271,7 @@ class GenerateEmbeddingsConfig(CommandConfig):
     """Embed every passage of a corpus."""
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("output_dir", "checkpoint", "data.passages_file")
+    SEVERAL_PROCESSES: ClassVar[bool] = True
 
     checkpoint: str | None = option(None, _CHECKPOINT)
     dtype: str = option("float32", "Number format on disk: float32 or float16 (half the size)")

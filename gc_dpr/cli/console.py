@@ -6,6 +6,8 @@ import logging
 import os
 import sys
 import time
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -34,6 +36,8 @@ def set_up_logging() -> None:
     root.handlers[:] = [_ThroughProgressBar()]
     root.setLevel(logging.WARNING)
     logging.captureWarnings(True)
+    # torch tells its callers here about names that newer versions prefer
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.")
     logging.getLogger("gc_dpr").setLevel(logging.INFO if is_main() else logging.WARNING)
     for noisy in ("transformers", "huggingface_hub", "httpx", "bm25s", "faiss"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
@@ -47,8 +51,17 @@ def say(text: str) -> None:
 
 
 def say_read(path: str | Path, detail: str = "") -> None:
-    """Name a file that was read: absolute path and what was found in it."""
-    say(f"read   {Path(path).absolute()}" + (f"  ({detail})" if detail else ""))
+    """Name what was read, by its absolute path or its hub name, and what was found in it."""
+    local = Path(path).expanduser()
+    name = local.absolute() if local.exists() else path
+    say(f"read   {name}" + (f"  ({detail})" if detail else ""))
+
+
+def say_read_all(paths: Sequence[Path], detail: str) -> None:
+    """Name every one of several files; what was found in all of them stands beside the last."""
+    for path in paths:
+        together = f"{detail} in {len(paths)} files" if len(paths) > 1 else detail
+        say_read(path, together if path == paths[-1] else "")
 
 
 def say_wrote(path: str | Path, detail: str = "") -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gc_dpr.artifacts import atomic_file, prepare_output_dir, read_json, write_json
-from gc_dpr.cli.console import say, say_read, say_wrote
+from gc_dpr.artifacts import atomic_file, read_json, write_json
+from gc_dpr.cli.console import say, say_read, say_read_all, say_wrote
+from gc_dpr.cli.output import claim_output
 from gc_dpr.config import EvaluateRetrievalConfig
 from gc_dpr.data import Question, passages_by_id, read_questions
+from gc_dpr.data.readers import kinds
+from gc_dpr.data.readers.paths import expand_paths
 from gc_dpr.errors import ConfigError, DataError
 from gc_dpr.evaluation import (
     TopKAccuracy,
@@ -22,6 +26,8 @@ from gc_dpr.evaluation import (
 )
 
 FILES = ("metrics.json", "accuracy_over_k.png", "table.txt", "table.md", "per_question.json")
+
+_TREC_LINE = re.compile(rb"\s*\S+\s+\S+\s+\S+\s+\d+\s+[-+.\deE]+\s+\S+\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,9 @@ class LoadedRun:
 
 def run(settings: EvaluateRetrievalConfig) -> None:
     """Match answers in every run, then show them side by side."""
-    output = prepare_output_dir(str(settings.output_dir), overwrite=settings.overwrite, owned=FILES)
+    data = settings.data
+    inputs = [settings.runs, data.questions_file, data.passages_file]
+    folder = claim_output(settings, owned=FILES, inputs=inputs)
     results: dict[str, TopKAccuracy] = {}
     question_ids: dict[str, list[str]] = {}
     for name, path in named_runs(settings.runs).items():
@@ -45,7 +53,7 @@ def run(settings: EvaluateRetrievalConfig) -> None:
         results[name] = measure(loaded, settings)
         question_ids[name] = [question.id for question in loaded.questions]
     refuse_different_questions(question_ids)
-    write_results(results, question_ids, settings, output)
+    write_results(results, question_ids, settings, folder.clear())
 
 
 def named_runs(runs: Any) -> dict[str, str]:
@@ -77,14 +85,20 @@ def run_name(path: Any, paths: list[str]) -> str:
 
 def load_run(path: Path, settings: EvaluateRetrievalConfig) -> LoadedRun:
     """Read a DPR JSON or a TREC run, whichever it is."""
+    expected = "a run that gc-dpr retrieve wrote (run.json or run.trec)"
     if not path.is_file():
-        raise DataError(
-            "no such file; expected a run that gc-dpr retrieve wrote (run.json or run.trec)",
-            path=path,
-        )
+        found = "a folder" if path.is_dir() else "no such file"
+        inside = path / "run.json"
+        advice = f"; did you mean {inside}?" if inside.is_file() else ""
+        raise DataError(f"{found}, expected {expected}{advice}", path=path)
     with path.open("rb") as handle:
-        head = handle.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
-    if head[:1] in (b"[", b"{"):
+        head = handle.read(1 << 18)  # a question may have thousands of answers before its ctxs
+    kinds.refuse_binary(path, head)
+    accepted = frozenset({kinds.RETRIEVAL_RESULTS, kinds.OTHER_JSON, kinds.UNKNOWN})
+    if _TREC_LINE.match(head):
+        return load_trec(path, settings)
+    kinds.check_kind(path, head, expected=expected, accepted=accepted)
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"[", b"{"):
         return load_dpr_json(path)
     return load_trec(path, settings)
 
@@ -133,6 +147,8 @@ def load_trec(path: Path, settings: EvaluateRetrievalConfig) -> LoadedRun:
         {passage_id for ranking in found.values() for passage_id, _ in ranking},
         quoting=data.passages_quoting,  # type: ignore[arg-type]
     )
+    say_read_all(expand_paths(data.questions_file), f"{len(questions)} questions")
+    say_read_all(expand_paths(data.passages_file), f"{len(passages)} passages looked up")
     rankings = [[passages[i] for i, _ in found.get(question.id, [])] for question in questions]
     return LoadedRun(
         questions=questions,

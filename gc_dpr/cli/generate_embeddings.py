@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
-from gc_dpr.artifacts import prepare_output_dir, write_json
-from gc_dpr.cli.console import say, say_read, say_wrote
+from gc_dpr.artifacts import write_json
+from gc_dpr.cli.console import say, say_read, say_read_all, say_wrote
 from gc_dpr.cli.models import AUTOCAST_DTYPES, apply_threads, describe, load_bi_encoder
+from gc_dpr.cli.output import claim_output
 from gc_dpr.config import GenerateEmbeddingsConfig
 from gc_dpr.data import read_passages, scan_corpus
 from gc_dpr.distributed import (
@@ -32,18 +32,19 @@ def run(settings: GenerateEmbeddingsConfig) -> None:
     """Every process encodes one contiguous share of the corpus; rank 0 checks the whole."""
     with process_group(settings.hardware.device) as device:
         apply_threads(settings.hardware)
-        output = Path(str(settings.output_dir)).absolute()
-        if is_main():
-            owned = (*EMBEDDING_FILES, "metrics.json")
-            prepare_output_dir(output, overwrite=settings.overwrite, owned=owned)
-        barrier()
+        folder = claim_output(
+            settings,
+            owned=(*EMBEDDING_FILES, "metrics.json"),
+            inputs=[settings.checkpoint, settings.data.passages_file],
+            device=device,
+        )
         model = load_bi_encoder(str(settings.checkpoint), device)
         say_read(str(settings.checkpoint), describe(model))
         quoting = settings.data.passages_quoting
         corpus = scan_corpus(settings.data.passages_file, quoting=quoting)  # type: ignore[arg-type]
-        for path in corpus.paths:
-            say_read(path, f"{corpus.rows} passages" if len(corpus.paths) == 1 else "")
+        say_read_all(corpus.paths, f"{corpus.rows} passages")
 
+        output = folder.clear()
         with ShardWriter.open(
             output,
             shard=rank(),

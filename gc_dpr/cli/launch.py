@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
+import os
 import re
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -27,6 +28,7 @@ from gc_dpr.cli.console import set_up_logging
 from gc_dpr.cli.settings import (
     check_keys,
     describe_composition_error,
+    quoted,
     root_cause,
     to_settings,
 )
@@ -61,32 +63,31 @@ def launch(command: str, arguments: list[str]) -> None:
     """
     schema.register()
     OmegaConf.register_new_resolver("package_path", package_path, replace=True)
-    arguments = _typed_question(arguments) if command == "search" else arguments
     args = _parse_flags(command, arguments)
+    flags = _without(arguments, args.overrides)
+    if command == "search":
+        args.overrides = _typed_question(args.overrides)
+    _refuse_several_processes(command)
     if args.help:
         from gc_dpr.cli.help import help_text
 
         print(help_text(command, config_folder(), _compose_or_none(command, args)))
         return
-    composes_once = not (
-        args.multirun or args.cfg or args.info or args.hydra_help or args.shell_completion
-    )
-    if composes_once:
-        check_keys(command, args.overrides, config_folder())
-        to_settings(command, _compose(command, args))
-    _hand_to_hydra(command, arguments)
+    if not (args.hydra_help or args.shell_completion):
+        check_keys(command, args.overrides, config_folder(), sweeps=args.multirun)
+    # flags first: the order that Hydra's own parser understands
+    _hand_to_hydra(command, [*flags, *args.overrides])
 
 
 def _typed_question(arguments: list[str]) -> list[str]:
     """``gc-dpr search "who …"``: turn the argument that is not key=value into question=…."""
-    turned = []
-    for argument in arguments:
-        if argument.startswith("-") or re.match(r"[+~]*[\w./@]+=|~[\w./@]+$", argument):
-            turned.append(argument)
-        else:
-            # JSON's quoting is also Hydra's
-            turned.append(f"question={json.dumps(argument, ensure_ascii=False)}")
-    return turned
+    setting = re.compile(r"[+~]*[\w./@]+=|~[\w./@]+$")
+    typed = [argument for argument in arguments if not setting.match(argument)]
+    if len(typed) > 1:
+        whole = quoted(" ".join(typed))
+        raise ConfigError(f"the question came in {len(typed)} pieces; quote it: {whole}")
+    literal = {text: "question=" + quoted(text).replace("${", "\\${") for text in typed}
+    return [literal.get(argument, argument) for argument in arguments]
 
 
 def _parse_flags(command: str, arguments: list[str]) -> Namespace:
@@ -96,13 +97,37 @@ def _parse_flags(command: str, arguments: list[str]) -> Namespace:
                 f"{argument} comes from an old launcher; start with: "
                 f"torchrun --nproc-per-node N -m gc_dpr {command} …"
             )
-    args, unknown = get_args_parser().parse_known_args(arguments)
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message} (gc-dpr {command} --hydra-help shows the flags)")
+
+    parser.error = refuse  # type: ignore[method-assign]  # it would print the usage of Hydra
+    # intermixed: flags may stand between the settings
+    args, unknown = parser.parse_known_intermixed_args(arguments)
+    if args.config_dir is not None and not Path(args.config_dir).is_dir():
+        raise ConfigError(f"--config-dir {Path(args.config_dir).absolute()}: no such folder")
     if unknown:
         raise ConfigError(
             f"unknown flag {unknown[0]}; settings are written key=value without dashes "
             f"(gc-dpr {command} --help shows them)"
         )
     return args
+
+
+def _without(arguments: list[str], overrides: list[str]) -> list[str]:
+    flags = list(arguments)
+    for override in overrides:
+        flags.remove(override)
+    return flags
+
+
+def _refuse_several_processes(command: str) -> None:
+    processes = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
+    if processes != "1" and not schema.COMMANDS[command].SEVERAL_PROCESSES:
+        raise ConfigError(
+            f"{command} runs in one process, torchrun started {processes}: start it without"
+        )
 
 
 def _compose(command: str, args: Namespace) -> DictConfig:
@@ -128,24 +153,32 @@ def _compose_or_none(command: str, args: Namespace) -> DictConfig | None:
 
 
 def _hand_to_hydra(command: str, arguments: list[str]) -> None:
-    run = importlib.import_module(f"gc_dpr.cli.{command}").run
     failure: list[BaseException] = []
 
     def job(config: DictConfig) -> None:
+        if failure:  # of an earlier one of several runs
+            return
         try:
             settings = to_settings(command, config)
             set_up_logging()
-            run(settings)
+            # only now, since it takes seconds and a slip should be answered at once
+            importlib.import_module(f"gc_dpr.cli.{command}").run(settings)
         # Hydra would print a traceback of its own; carry the error past it
         except Exception as error:
             failure.append(error)
 
-    before = sys.argv
+    # With the variable set, Hydra raises what it would print in several lines.
+    before, variable = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [f"gc-dpr-{command}", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         hydra.main(config_path=str(config_folder()), config_name=command, version_base="1.3")(job)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise describe_composition_error(command, error, config_folder()) from error
     finally:
         sys.argv = before
+        os.environ.pop("HYDRA_FULL_ERROR")
+        os.environ.update({} if variable is None else {"HYDRA_FULL_ERROR": variable})
     if failure:
         raise _explained(failure[0])
 

@@ -22,6 +22,13 @@ COMMANDS = {
 }
 
 
+# Faults of a disk or of a path: the system's own words say it all.
+_MENDABLE = (
+    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR,
+    errno.EISDIR, errno.ENAMETOOLONG, errno.EIO,
+)  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and leave with its exit status.
 
@@ -29,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The command's name and its settings; ``None`` takes them from the shell.
 
     Exit status: 0 = the whole job was done, 1 = a fault in data or files, 2 = a fault in the
-    settings, 130 = interrupted.
+    settings, 130 = interrupted, 141 = nobody reads the output any more (``… | head``).
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -52,8 +59,12 @@ def _run(name: str, arguments: list[str]) -> int:
         _fail(f"gc-dpr {name}", str(error), status=2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         _fail(f"gc-dpr {name}", "interrupted; finished files are kept", status=130)
+    except BrokenPipeError:
+        # what is left in the buffer would raise once more at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.EPERM):
+        if error.errno not in _MENDABLE:
             raise
         _fail(f"gc-dpr {name}", f"{error.strerror}: {error.filename or 'a file'}", status=1)
     return 0

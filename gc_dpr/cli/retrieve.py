@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from gc_dpr.artifacts import prepare_output_dir, write_json
-from gc_dpr.cli.console import say, say_read, say_wrote
+from gc_dpr.artifacts import write_json
+from gc_dpr.cli.console import say, say_read, say_read_all, say_wrote
 from gc_dpr.cli.models import AUTOCAST_DTYPES, apply_threads, describe, load_bi_encoder
+from gc_dpr.cli.output import claim_output
 from gc_dpr.config import HardwareConfig, RetrieveConfig
 from gc_dpr.data import Passage, Question, passages_by_id, read_passages, read_questions
+from gc_dpr.data.readers.paths import expand_paths
 from gc_dpr.distributed import process_group
 from gc_dpr.errors import DataError
 from gc_dpr.evaluation import Run, top_k_accuracy, write_dpr_json, write_trec
 from gc_dpr.retrieval import DenseIndex, check_fingerprint, retrieve
 from gc_dpr.retrieval.bm25 import BM25Index
 
+logger = logging.getLogger(__name__)
+
 FILES = ("run.json", "run.trec", "metrics.json")
 
 
 def run(settings: RetrieveConfig) -> None:
     """Search, look up the texts of what was found, write the run in both formats."""
-    output = prepare_output_dir(str(settings.output_dir), overwrite=settings.overwrite, owned=FILES)
-    questions = list(read_questions(settings.data.questions_file))
+    data = settings.data
+    inputs = [settings.checkpoint, settings.index_dir, data.questions_file, data.passages_file]
+    folder = claim_output(settings, owned=FILES, inputs=inputs)
+    questions = list(read_questions(data.questions_file))
     if not questions:
-        raise DataError(f"{settings.data.questions_file} holds no question")
-    say_read_all(settings.data.questions_file, f"{len(questions)} questions")
+        raise DataError(f"{data.questions_file} holds no question")
+    say_read_all(expand_paths(data.questions_file), f"{len(questions)} questions")
     started = time.perf_counter()
     search = search_bm25 if settings.method == "bm25" else search_dense
     found, pool_size = search(settings, questions)
@@ -36,6 +42,7 @@ def run(settings: RetrieveConfig) -> None:
 
     passages = passages_of(found, settings)
     flags = answer_flags(found, questions, passages, settings)
+    output = folder.clear()
     say_wrote(write_trec(output / "run.trec", found, tag=settings.method))
     say_wrote(
         write_dpr_json(output / "run.json", found, questions, passages, has_answer=flags),
@@ -49,7 +56,7 @@ def run(settings: RetrieveConfig) -> None:
                 "questions": len(questions),
                 "top_k": settings.top_k,
                 "pool_size": pool_size,
-                "match": settings.data.answer_match,
+                "match": data.answer_match,
                 "seconds": seconds,
             },
         )
@@ -82,7 +89,12 @@ def search_bm25(settings: RetrieveConfig, questions: Sequence[Question]) -> tupl
     files = settings.data.passages_file
     quoting = settings.data.passages_quoting
     index = BM25Index.build(read_passages(files, quoting=quoting))  # type: ignore[arg-type]
-    say_read_all(files, f"{len(index)} passages")
+    say_read_all(expand_paths(files), f"{len(index)} passages")
+    if settings.top_k > len(index):
+        logger.warning(
+            "asked for %d passages, the corpus holds %d: results are shorter",
+            settings.top_k, len(index),
+        )  # fmt: skip
     scores, passage_ids = index.search([question.text for question in questions], settings.top_k)
     found = {
         question.id: list(zip(ids, row.tolist(), strict=False))
@@ -100,7 +112,8 @@ def passages_of(found: Run, settings: RetrieveConfig) -> dict[str, Passage]:
         quoting=settings.data.passages_quoting,  # type: ignore[arg-type]
     )
     if settings.method == "dense":
-        say_read_all(settings.data.passages_file, f"{len(passages)} passages looked up")
+        files = expand_paths(settings.data.passages_file)
+        say_read_all(files, f"{len(passages)} passages looked up")
     return passages
 
 
@@ -127,9 +140,3 @@ def answer_flags(
     return {
         question.id: flags for question, flags in zip(questions, result.per_question, strict=True)
     }
-
-
-def say_read_all(paths: Any, detail: str) -> None:
-    """Name one path, or every path of a list."""
-    for path in paths if isinstance(paths, list) else [paths]:
-        say_read(Path(path), detail)

@@ -6,9 +6,10 @@ import shutil
 import textwrap
 from pathlib import Path
 
-from gc_dpr.artifacts import prepare_output_dir, write_json
+from gc_dpr.artifacts import write_json
 from gc_dpr.cli.console import say, say_wrote
 from gc_dpr.cli.models import apply_threads, load_bi_encoder
+from gc_dpr.cli.output import claim_output
 from gc_dpr.cli.retrieve import encode_options
 from gc_dpr.config import SearchConfig
 from gc_dpr.data import Passage, passages_by_id
@@ -18,11 +19,10 @@ from gc_dpr.retrieval import DenseIndex, check_fingerprint
 
 def run(settings: SearchConfig) -> None:
     """Encode the question, search, print."""
-    output = None
+    folder = None
     if settings.output_dir is not None:
-        output = prepare_output_dir(
-            settings.output_dir, overwrite=settings.overwrite, owned=("search.json",)
-        )
+        inputs = [settings.checkpoint, settings.index_dir, settings.data.passages_file]
+        folder = claim_output(settings, owned=("search.json",), inputs=inputs)
     with process_group(settings.hardware.device) as device:
         apply_threads(settings.hardware)
         model = load_bi_encoder(str(settings.checkpoint), device)
@@ -41,8 +41,8 @@ def run(settings: SearchConfig) -> None:
         for passage_id, score in zip(passage_ids[0], scores[0], strict=False)
     ]
     show(question, found, len(index))
-    if output is not None:
-        say_wrote(write_found(output, question, found))
+    if folder is not None:
+        say_wrote(write_found(folder.clear(), question, found))
 
 
 def show(question: str, found: list[tuple[Passage, float]], pool_size: int) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
+import re
 import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hydra.conf import HydraConf
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
@@ -28,7 +29,6 @@ class Setting:
     key: str
     type: str
     meaning: str
-    free: bool  # takes any value, keys below it included
 
 
 def settings_of(cls: type, prefix: str = "") -> Iterator[Setting]:
@@ -39,8 +39,7 @@ def settings_of(cls: type, prefix: str = "") -> Iterator[Setting]:
         if dataclasses.is_dataclass(hints[field.name]):
             yield from settings_of(hints[field.name], f"{key}.")
         else:
-            kind = hints[field.name]
-            yield Setting(key, type_name(kind), field.metadata["help"], kind is Any)
+            yield Setting(key, type_name(hints[field.name]), field.metadata["help"])
 
 
 def groups_of(cls: type) -> dict[str, str]:
@@ -76,8 +75,14 @@ def nearest(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(known)}"
 
 
-def check_keys(command: str, overrides: list[str], folder: Path) -> None:
+def check_keys(command: str, overrides: list[str], folder: Path, *, sweeps: bool = False) -> None:
     """Refuse unknown keys and presets before Hydra sees them, forced ones (``+key=``) too.
+
+    Args:
+        command: Its name.
+        overrides: What the user typed.
+        folder: Where the YAML groups are.
+        sweeps: Allow several values for a key (``-m``).
 
     Raises:
         ConfigError: With the nearest right name (TRAPS: B96).
@@ -91,15 +96,20 @@ def check_keys(command: str, overrides: list[str], folder: Path) -> None:
         override = parse_override(text)
         key = override.key_or_group.lstrip("/")
         if key in groups:
-            _check_preset(text, override)
-        if key.startswith("hydra") or key in groups:
-            continue
-        _refuse_sweep(text, override)
-        _check_key(command, key, settings, groups)
+            _check_preset(text, override, sweeps=sweeps)
+        elif key.split("/")[0].split(".")[0] == "hydra":
+            _check_hydra_key(key)
+        else:
+            _check_key(command, key, settings, groups)
+            _check_value(text, override, next(s for s in settings if s.key == key), sweeps=sweeps)
 
 
-def _check_preset(text: str, override: Override) -> None:
-    if override.is_sweep_override() or override.is_delete():
+def _check_preset(text: str, override: Override, *, sweeps: bool) -> None:
+    if override.is_delete():
+        return
+    if override.is_sweep_override():
+        if not sweeps:
+            raise ConfigError(f"{text!r} asks for several runs: add -m for that")
         return
     value: Any = override.value()
     for name in value if isinstance(value, list) else [value]:
@@ -107,18 +117,34 @@ def _check_preset(text: str, override: Override) -> None:
             raise ConfigError(f"{text}: expected the name of a preset, found {name!r}")
 
 
-def _refuse_sweep(text: str, override: Override) -> None:
-    if override.is_sweep_override():
-        key, _, value = text.partition("=")
-        raise ConfigError(
-            f"{text!r} asks for several runs: add -m for that; "
-            f"a list is written in brackets, quoted for the shell: '{key}=[{value}]'"
-        )
+def _check_hydra_key(key: str) -> None:
+    kind: Any = HydraConf
+    for name in key.split(".")[1:]:
+        # below a dictionary, such as hydra.job.env_set, any name will do
+        if not dataclasses.is_dataclass(kind):
+            return
+        known = typing.get_type_hints(kind)
+        if name not in known:
+            raise ConfigError(f"unknown setting {key!r} of Hydra{nearest(name, list(known))}")
+        kind = known[name]
+
+
+def _check_value(text: str, override: Override, setting: Setting, *, sweeps: bool) -> None:
+    key, _, value = text.partition("=")
+    if override.is_delete():
+        raise ConfigError(f"{text}: a setting cannot be removed; leave it out for its default")
+    if override.is_sweep_override() and not sweeps:
+        hint = ""
+        if "text" in setting.type:
+            hint = f"; one text with a comma is written '{key}=\"{value}\"', quotes included"
+        elif setting.type.startswith(("path", "list")):
+            hint = f"; a list is written '{key}=[{value}]', quotes included"
+        raise ConfigError(f"{text!r} asks for several runs: add -m for that{hint}")
 
 
 def _check_key(command: str, key: str, settings: list[Setting], groups: list[str]) -> None:
     known = [setting.key for setting in settings]
-    if key in known or any(s.free and key.startswith(f"{s.key}.") for s in settings):
+    if key in known:
         return
     if any(name.startswith(f"{key}.") for name in known):
         raise ConfigError(
@@ -146,10 +172,23 @@ def parse_override(text: str) -> Override:
     except HydraException:
         key, equals, value = text.partition("=")
         if equals:
-            hint = f"quote the value: '{key}={json.dumps(value, ensure_ascii=False)}'"
+            hint = f"quote the value: '{key}={quoted(value)}'"
         else:
             hint = "settings are written key=value, without spaces around the equals sign"
         raise ConfigError(f"cannot read the setting {text!r}; {hint}") from None
+
+
+def quoted(text: str) -> str:
+    r"""A text as Hydra's grammar takes it literally.
+
+    Only quotes and backslashes before them need a backslash; ``${…}`` keeps its meaning.
+
+    Example:
+        >>> print(quoted('C:\\temp "a=b"'))
+        "C:\temp \"a=b\""
+    """
+    escaped = re.sub(r'(\\*)("|$)', r"\1\1\2", text).replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def describe_composition_error(command: str, error: Exception, folder: Path) -> ConfigError:

@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 
-from gc_dpr.artifacts import atomic_file, prepare_output_dir, write_json
-from gc_dpr.cli.console import say, say_read, say_wrote
+from gc_dpr.artifacts import atomic_file, write_json
+from gc_dpr.cli.console import say, say_read, say_read_all, say_wrote
+from gc_dpr.cli.models import apply_threads, describe
+from gc_dpr.cli.output import claim_output
 from gc_dpr.cli.settings import as_yaml
-from gc_dpr.config import HardwareConfig, TrainConfig, TrainDenseEncoderConfig
+from gc_dpr.config import TrainConfig, TrainDenseEncoderConfig
 from gc_dpr.data import TrainingSet, load_training_set
 from gc_dpr.data.collator import Collator, build_loader
 from gc_dpr.data.sampler import EpochBatchSampler, number_of_batches
 from gc_dpr.distributed import barrier, is_main, process_group, rank, world_size
+from gc_dpr.errors import DataError
 from gc_dpr.evaluation.plots import plot_training_curve
 from gc_dpr.models import BiEncoder
 from gc_dpr.seeding import derive_seed, seed_everything
@@ -34,27 +37,26 @@ FILES = ("checkpoint", "config.yaml", "metrics.json", "training_log.jsonl", "tra
 def run(settings: TrainDenseEncoderConfig) -> None:
     """Train and save; the parts are made in the order of the flow."""
     with process_group(settings.hardware.device) as device:
-        if settings.hardware.threads is not None:
-            torch.set_num_threads(settings.hardware.threads)
-        output = Path(str(settings.output_dir)).absolute()
-        if is_main():
-            prepare_output_dir(output, overwrite=settings.overwrite, owned=FILES)
-        barrier()
+        apply_threads(settings.hardware)
+        start = settings.model
+        inputs = [start.name_or_path, start.passage_name_or_path, settings.data.train_file]
+        folder = claim_output(settings, owned=FILES, inputs=inputs, device=device)
         training_set = load_training_set(
             settings.data.train_file,
             on_missing_positives=settings.data.on_missing_positives,  # type: ignore[arg-type]
         )
-        for path in training_set.paths:
-            say_read(path, f"{training_set.read} questions" if len(training_set.paths) == 1 else "")
+        say_read_all(training_set.paths, f"{training_set.read} questions")
 
         seed_everything(derive_seed(settings.train.seed, "parameters"))
         model = start_model(settings).to(device)
-        say_read(str(settings.model.name_or_path), model_description(model))
+        say_read(str(start.name_or_path), describe(model))
         total_steps = count_steps(settings.train, len(training_set))
-        tell_plan(settings, training_set, total_steps, device)
+        tell_plan(settings, training_set, model, total_steps, device)
+        trainer = build_trainer(settings, model, total_steps, device) if total_steps else None
 
+        output = folder.clear()
         started = time.monotonic()
-        records = train(settings, model, training_set, total_steps, device, output)
+        records = train(settings, trainer, training_set, total_steps, output) if trainer else []
         seconds = time.monotonic() - started
         if is_main():
             write_results(settings, model, records, seconds, output)
@@ -79,17 +81,6 @@ def start_model(settings: TrainDenseEncoderConfig) -> BiEncoder:
     )
 
 
-def model_description(model: BiEncoder) -> str:
-    """One line about the encoders."""
-    size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    towers = "one shared encoder" if model.shared else "two towers"
-    scaled = ", length 1" if model.question_encoder.normalize else ""
-    return (
-        f"{size:.1f} M parameters, {towers}, {model.embedding_dim} dimensions, "
-        f"pooling {model.question_encoder.pooling}{scaled}"
-    )
-
-
 def count_steps(train: TrainConfig, examples: int) -> int:
     """Optimizer steps of the whole run."""
     if train.epochs == 0:
@@ -104,9 +95,17 @@ def count_steps(train: TrainConfig, examples: int) -> int:
 
 
 def tell_plan(
-    settings: TrainDenseEncoderConfig, data: TrainingSet, total_steps: int, device: torch.device
+    settings: TrainDenseEncoderConfig,
+    data: TrainingSet,
+    model: BiEncoder,
+    total_steps: int,
+    device: torch.device,
 ) -> None:
-    """Say what will happen, so that a slip shows before hours of work."""
+    """Say what will happen, so that a slip shows before hours of work.
+
+    Raises:
+        DataError: No question has anything to choose from (TRAPS: B25).
+    """
     train, available = settings.train, data.hard_negatives_available
     candidates = min(train.batch_size, len(data)) * (
         1 + min(train.hard_negatives, available.max)
@@ -119,7 +118,13 @@ def tell_plan(
         f"(min/median/max), {train.hard_negatives} asked for; "
         f"{world_size()} process(es) on {device.type}, {settings.hardware.precision}"
     )
-    if settings.model.normalize and train.temperature > 0.5:
+    if candidates < 2 and total_steps:
+        raise DataError(
+            f"a batch of {min(train.batch_size, len(data))} question without negatives has one "
+            "candidate: the loss is 0 and nothing is learned; use a larger train.batch_size, more "
+            "questions, or training data with hard_negative_ctxs"
+        )
+    if model.question_encoder.normalize and train.temperature > 0.5:
         logger.warning(
             "representations have length 1 and train.temperature=%g: scores lie between -%g and "
             "%g, which hardly tells candidates apart; 0.05 is usual",
@@ -132,17 +137,13 @@ def tell_plan(
 
 def train(
     settings: TrainDenseEncoderConfig,
-    model: BiEncoder,
+    trainer: Trainer,
     data: TrainingSet,
     total_steps: int,
-    device: torch.device,
     output: Path,
 ) -> list[dict[str, Any]]:
-    """Build loader, optimizer and loop, and run them; one record per step."""
-    if total_steps == 0:
-        model.eval()
-        return []
-    options, hardware = settings.train, settings.hardware
+    """Load this process's batches and run the loop; one record per step."""
+    options, model = settings.train, trainer.model
     sampler = EpochBatchSampler(
         len(data),
         batch_size=options.batch_size,
@@ -160,8 +161,8 @@ def train(
         positive_choice=options.positive_choice,  # type: ignore[arg-type]
         negative_choice=options.negative_choice,  # type: ignore[arg-type]
     )
-    loader = build_loader(data.examples, collator, sampler, workers=hardware.loader_workers)
-    trainer = build_trainer(options, hardware, model, total_steps, device)
+    workers = settings.hardware.loader_workers
+    loader = build_loader(data.examples, collator, sampler, workers=workers)
     # dropout must differ between processes, and must not depend on how the model was made
     seed_everything(derive_seed(options.seed, "dropout", rank()))
     log_path = output / "training_log.jsonl" if is_main() else None
@@ -170,13 +171,10 @@ def train(
 
 
 def build_trainer(
-    options: TrainConfig,
-    hardware: HardwareConfig,
-    model: BiEncoder,
-    total_steps: int,
-    device: torch.device,
+    settings: TrainDenseEncoderConfig, model: BiEncoder, total_steps: int, device: torch.device
 ) -> Trainer:
     """Optimizer, schedule and chunk budgets around the model."""
+    options, hardware = settings.train, settings.hardware
     optimizer = build_optimizer(
         model,
         learning_rate=options.learning_rate,
@@ -197,6 +195,23 @@ def build_trainer(
         mask_known_positives=options.mask_known_positives,
         max_grad_norm=options.max_grad_norm,
     )
+
+
+def tell_counts(records: list[dict[str, Any]], model: BiEncoder) -> dict[str, int]:
+    """Say what was cut or left out in all epochs together; the same numbers for metrics.json."""
+    names = (
+        "truncated_questions", "truncated_passages", "fewer_negatives", "passed_over_negatives",
+        "masked_negatives",
+    )  # fmt: skip
+    counts = {name: sum(record[name] for record in records) for name in names}
+    for name, text in (
+        ("truncated_questions", f"questions were cut to {model.max_question_length} tokens"),
+        ("truncated_passages", f"passages were cut to {model.max_passage_length} tokens"),
+        ("fewer_negatives", "questions had fewer negatives than asked for"),
+    ):
+        if counts[name]:
+            say(f"note   {counts[name]} {text} (all epochs together)")
+    return counts
 
 
 def write_results(
@@ -235,6 +250,7 @@ def write_results(
         say_wrote(output / "training_log.jsonl", f"{len(records)} steps")
     metrics: dict[str, Any] = {**state, "training_seconds": seconds}
     if records:
+        metrics |= tell_counts(records, model)
         last = records[-1]
         metrics |= {
             "final_loss": last["loss"],

@@ -46,20 +46,30 @@ class BatchOutcome:
         correct: Own questions whose positive has the highest score of all candidates.
         questions: Own questions.
         candidates: Passages that every question is compared with, over all processes.
-        masked: Own question-passage pairs left out because the passage is a known positive.
+        masked_negatives: Own question-passage pairs left out because the passage is a known
+            positive of the question.
         tokens: Own tokens without padding.
         padded_tokens: The same with padding.
         chunks: Own chunks of both towers.
+        truncated_questions: Own questions cut to the maximum length.
+        truncated_passages: Own passages cut to the maximum length.
+        fewer_negatives: Own questions with fewer negatives than asked for.
+        passed_over_negatives: Own negatives not taken because they are a positive of the same
+            question, or a repetition.
     """
 
     loss: Tensor
     correct: int
     questions: int
     candidates: int
-    masked: int
+    masked_negatives: int
     tokens: int
     padded_tokens: int
     chunks: int
+    truncated_questions: int
+    truncated_passages: int
+    fewer_negatives: int
+    passed_over_negatives: int
 
 
 def known_positives(batch: Batch, device: torch.device) -> Tensor:
@@ -134,7 +144,7 @@ def batch_gradients(
         correct=int(results[0].correct),
         questions=len(batch.positive_index),
         candidates=results[0].candidates,
-        masked=0 if excluded is None else int(excluded.sum()),
+        masked_negatives=0 if excluded is None else int(excluded.sum()),
         tokens=sum(int(tokens.lengths.sum()) for tokens, _ in sides),
         padded_tokens=sum(
             len(rows) * int(tokens.lengths[rows].max())
@@ -142,6 +152,10 @@ def batch_gradients(
             for rows in tower.chunks
         ),
         chunks=sum(len(tower.chunks) for _, tower in sides),
+        truncated_questions=batch.truncated_questions,
+        truncated_passages=batch.truncated_passages,
+        fewer_negatives=batch.fewer_negatives,
+        passed_over_negatives=batch.passed_over_negatives,
     )
 
 
@@ -151,6 +165,7 @@ def _tower(
     def pad(rows: Tensor) -> dict[str, Tensor]:
         return tokens.pad(rows, pad_token_id=encoder.pad_token_id, device=device)
 
+    weights = next(encoder.parameters()).dtype
     return Tower(
         encode=lambda inputs: encoder(**inputs),
         chunks=length_sorted_chunks(tokens.lengths, max_tokens=budget.tokens, max_rows=budget.rows),
@@ -159,6 +174,7 @@ def _tower(
         embedding_dim=encoder.embedding_dim,
         devices=[device],
         trainable=any(parameter.requires_grad for parameter in encoder.parameters()),
+        dtype=torch.float64 if weights == torch.float64 else torch.float32,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,6 +28,12 @@ from gc_dpr.training.loggers import StepLogger
 logger = logging.getLogger(__name__)
 
 AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# What the processes add up: these come into each record under the same names.
+_COUNTS = (
+    "masked_negatives", "truncated_questions", "truncated_passages", "fewer_negatives",
+    "passed_over_negatives", "tokens", "chunks",
+)  # fmt: skip
 
 
 class TrainingError(GcDprError):
@@ -93,18 +100,16 @@ class Trainer:
             log: Takes each record as it is made.
 
         Raises:
-            TrainingError: The loss is not a finite number; no parameter has changed in that step.
+            TrainingError: The loss or the gradient is not a finite number; no parameter has
+                changed in that step.
         """
         broadcast_parameters(self.model)
         self.model.train()
         records: list[dict[str, Any]] = []
-        for epoch in range(epochs):
-            sampler.set_epoch(epoch)
-            for batch in loader:
-                if len(records) == total_steps:
-                    break
-                records.append(self._step(batch, step=len(records) + 1, epoch=epoch + 1))
-                log.log(records[-1])
+        batches = self._batches(loader, sampler, epochs)
+        for epoch, batch in itertools.islice(batches, total_steps):
+            records.append(self._step(batch, step=len(records) + 1, epoch=epoch + 1))
+            log.log(records[-1])
         self.model.eval()
         if self.skipped_steps:
             logger.warning(
@@ -112,6 +117,14 @@ class Trainer:
                 self.skipped_steps, len(records),
             )  # fmt: skip
         return records
+
+    def _batches(
+        self, loader: Iterable[Batch], sampler: Epochs, epochs: int
+    ) -> Iterator[tuple[int, Batch]]:
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            for batch in loader:
+                yield epoch, batch
 
     def _step(self, batch: Batch, *, step: int, epoch: int) -> dict[str, Any]:
         started = time.perf_counter()
@@ -129,14 +142,14 @@ class Trainer:
         )
         totals = _over_processes(outcome, self.device)
         if not math.isfinite(totals["loss"]):
-            raise TrainingError(
-                f"the loss of step {step} is {totals['loss']}; no parameter was changed by it. "
-                f"Its questions: {', '.join(batch.example_ids[:8])} … Lower train.learning_rate, "
-                "or use hardware.precision=fp32"
-            )
+            raise _not_finite("loss", totals["loss"], step, batch)
         sum_gradients(self.parameters)
         learning_rate = self.scheduler.get_last_lr()[0]
-        grad_norm = self._update()
+        grad_norm = self._clip()
+        # the scaler expects such gradients, now and then, and skips the step
+        if not (math.isfinite(grad_norm) or self.scaler.is_enabled()):
+            raise _not_finite("gradient norm", grad_norm, step, batch)
+        self._update()
         seconds = time.perf_counter() - started
         return {
             "step": step,
@@ -145,21 +158,23 @@ class Trainer:
             "in_batch_accuracy": totals["correct"] / totals["questions"],
             "candidates": outcome.candidates,
             "questions": int(totals["questions"]),
-            "grad_norm": grad_norm,
+            # JSON has no infinity: null marks a step that the scaler skipped
+            "grad_norm": grad_norm if math.isfinite(grad_norm) else None,
             "learning_rate": learning_rate,
-            "masked_negatives": int(totals["masked"]),
-            "tokens": int(totals["tokens"]),
+            **{name: int(totals[name]) for name in _COUNTS},
             "padding_share": 1 - totals["tokens"] / totals["padded_tokens"],
-            "chunks": int(totals["chunks"]),
             "seconds": seconds,
             "questions_per_second": totals["questions"] / seconds,
         }
 
-    def _update(self) -> float:
-        """Clip and apply the summed gradients; returns their norm before clipping."""
+    def _clip(self) -> float:
+        """Clip the summed gradients, unscaled; returns their norm before that."""
         self.scaler.unscale_(self.optimizer)
         limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        return float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+
+    def _update(self) -> None:
+        """Take the optimizer step, unless the scaler skips it."""
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -168,12 +183,19 @@ class Trainer:
             self.skipped_steps += 1
         else:
             self.scheduler.step()
-        return grad_norm
+
+
+def _not_finite(what: str, value: float, step: int, batch: Batch) -> TrainingError:
+    shown = ", ".join(batch.example_ids[:8]) + (", …" if len(batch.example_ids) > 8 else "")
+    return TrainingError(
+        f"the {what} of step {step} is {value}; no parameter was changed by it. Questions of this "
+        f"process: {shown or 'none'}. Lower train.learning_rate, or use hardware.precision=fp32"
+    )
 
 
 def _over_processes(outcome: BatchOutcome, device: torch.device) -> dict[str, float]:
     """Add up what the processes measured: one small reduction."""
-    names = ("correct", "questions", "masked", "tokens", "padded_tokens", "chunks")
+    names = ("correct", "questions", "padded_tokens", *_COUNTS)
     values = [float(outcome.loss), *(float(getattr(outcome, name)) for name in names)]
     if world_size() > 1:
         # float64 is exact for counts; MPS, which lacks it, never runs several processes

@@ -145,9 +145,7 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
         ) from None
 
 
-def _number(
-    text: str, kind: type[_NumberT], *, what: str, path: str | Path, line: int
-) -> _NumberT:
+def _number(text: str, kind: type[_NumberT], *, what: str, path: str | Path, line: int) -> _NumberT:
     try:
         value = kind(text)
         usable = math.isfinite(value)
