@@ -85,7 +85,7 @@ class ModelConfig:
     max_passage_length: int = option(256, "Longest passage in tokens; the rest is cut and counted")
     dropout: float | None = option(None, "Dropout probability everywhere; null = the model's own")
     num_layers: int | None = option(None, "Keep only the first so many layers; null = all")
-    weights_sha256: str | None = option(
+    expected_sha256: str | None = option(
         None, "SHA-256 (or its beginning) that model.safetensors must have; null = not checked"
     )
 

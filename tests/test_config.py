@@ -1,6 +1,7 @@
 """Every YAML composes, every setting is explained, and every slip gets one line."""
 
 import dataclasses
+import functools
 import os
 import re
 import subprocess
@@ -35,6 +36,7 @@ REQUIRED = {
 TRAIN = "train_dense_encoder"
 
 
+@functools.cache
 def compose(command, *overrides):
     """The settings object of a command, without running it."""
     schema.register()
@@ -278,13 +280,15 @@ SLIPS = [
     ("--cfg=everything", "invalid choice: 'everything'"),
     ("--config-dir=/no/such", "--config-dir /no/such: no such folder"),
     ("--config-name=other", "other"),
+    ("--info=config --cfg=job", "only one of --run, --multirun, --cfg, --info"),
 ]
 
 
 @pytest.mark.parametrize(("argument", "answer"), SLIPS)
 def test_a_slip_gets_one_line_and_status_2(argument, answer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    outcome = run_command(TRAIN, *given(TRAIN, argument))
+    parts = argument.split() if argument.startswith("--") else [argument]
+    outcome = run_command(TRAIN, *given(TRAIN, *parts))
     assert outcome.status == 2
     assert outcome.err.startswith(f"gc-dpr {TRAIN}: error: ")
     assert answer in outcome.error

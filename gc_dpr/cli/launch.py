@@ -105,6 +105,8 @@ def _parse_flags(command: str, arguments: list[str]) -> Namespace:
     parser.error = refuse  # type: ignore[method-assign]  # it would print the usage of Hydra
     # intermixed: flags may stand between the settings
     args, unknown = parser.parse_known_intermixed_args(arguments)
+    if sum(map(bool, (args.run, args.multirun, args.cfg, args.info, args.shell_completion))) > 1:
+        raise ConfigError("only one of --run, --multirun, --cfg, --info, --shell-completion")
     if args.config_dir is not None and not Path(args.config_dir).is_dir():
         raise ConfigError(f"--config-dir {Path(args.config_dir).absolute()}: no such folder")
     if unknown:

@@ -73,7 +73,7 @@ def start_model(settings: TrainDenseEncoderConfig) -> BiEncoder:
         title_format=model.title_format,
         max_question_length=model.max_question_length,
         max_passage_length=model.max_passage_length,
-        expected_sha256=model.weights_sha256,
+        expected_sha256=model.expected_sha256,
         pooling=model.pooling,
         normalize=model.normalize,
         dropout=model.dropout,

@@ -51,10 +51,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_life_of_an_output_folder(commands, name, tmp_path):
-    output = tmp_path / "output"
-    command = (*commands[name], f"output_dir={output}")
+def test_the_life_of_an_output_folder(commands, name, tmp_path, monkeypatch):
+    # new folders are made, below the current one, and nothing else is written there
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "a" / "b"
+    command = (*commands[name], "output_dir=a/b")
     succeed(*command)
+    assert any(output.iterdir())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"], "Hydra or others wrote here"
     (output / "notes.txt").write_text("mine")
     (output / "sub").mkdir()
     (output / "sub" / "metrics.json").write_text("mine too")
@@ -115,11 +119,3 @@ def test_training_goes_on_from_its_own_checkpoint_elsewhere(commands, chain, tmp
     assert chain.checkpoint.is_dir()
     succeed(*command, f"output_dir={tmp_path / 'next'}")
     assert (tmp_path / "next" / "checkpoint").is_dir()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_new_folders_are_made(commands, name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    succeed(*commands[name], "output_dir=a/b/c")
-    assert any((tmp_path / "a" / "b" / "c").iterdir())
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a"], "Hydra or others wrote here"

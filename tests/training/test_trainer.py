@@ -291,14 +291,11 @@ def test_a_gradient_that_is_no_number_stops_before_any_change(tiny_encoder_dir):
 # -------------------------------------------------------------------------------- mixed precision
 
 
-def scaled_run(folder, *, scale, learning_rate=1e-3, steps=2, max_grad_norm=1.0):
+def scaled_run(folder, *, scale, backoff=0.5, steps=2):
     """fp16 on the CPU with a loss scale of its own; returns trainer, records, parameters."""
     model = make_model(folder, double=False)
-    trainer = make_trainer(
-        model, total_steps=4, precision="fp16", max_grad_norm=max_grad_norm,
-        learning_rate=learning_rate,
-    )  # fmt: skip
-    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    trainer = make_trainer(model, total_steps=4, precision="fp16", max_grad_norm=1.0)
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=scale, backoff_factor=backoff)
     loader, sampler = make_batches(model, examples(8), batch_size=2)
     records = trainer.run(loader, sampler, epochs=1, total_steps=steps, log=Silent())
     return trainer, records, parameters_of(model)
@@ -350,9 +347,11 @@ def test_a_skipped_step_advances_nothing(tiny_encoder_dir, caplog):
 
 
 def test_after_a_skipped_step_the_schedule_goes_on_where_it_was(tiny_encoder_dir):
-    trainer, records, _ = scaled_run(tiny_encoder_dir, scale=1.0, steps=3)
-    assert trainer.skipped_steps == 0
-    assert [record["learning_rate"] for record in records] == pytest.approx([1e-3, 7.5e-4, 5e-4])
+    trainer, records, _ = scaled_run(tiny_encoder_dir, scale=2.0**60, backoff=2.0**-52, steps=4)
+    assert trainer.skipped_steps == 1
+    rates = [record["learning_rate"] for record in records]
+    assert rates == pytest.approx([1e-3, 1e-3, 7.5e-4, 5e-4])
+    assert [record["grad_norm"] is None for record in records] == [True, False, False, False]
 
 
 def test_bf16_stays_near_fp32(tiny_encoder_dir):
