@@ -210,6 +210,11 @@ class HardwareConfig:
     passage_chunk_tokens: int = option(8192, "The same for the passage tower")
     question_chunk_rows: int | None = option(None, "At most so many questions in a chunk")
     passage_chunk_rows: int | None = option(None, "At most so many passages in a chunk")
+    kept_chunks: int = option(
+        0,
+        "So many chunks of each tower keep their activations from the first pass and are not "
+        "encoded twice: faster, at the memory of so many more chunks",
+    )
     encode_batch_tokens: int = option(
         16384, "Tokens, padding included, per batch when texts are only embedded"
     )
@@ -225,6 +230,7 @@ class HardwareConfig:
         for name in ("question_chunk_rows", "passage_chunk_rows", "threads"):
             _at_least(f"hardware.{name}", getattr(self, name), 1)
         _at_least("hardware.loader_workers", self.loader_workers, 0)
+        _at_least("hardware.kept_chunks", self.kept_chunks, 0)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -419,6 +419,7 @@ CHECKS = [
     (TRAIN, "hardware.question_chunk_rows=0", "expected 1 or more"),
     (TRAIN, "hardware.passage_chunk_rows=0", "expected 1 or more"),
     (TRAIN, "hardware.threads=0", "expected 1 or more"),
+    (TRAIN, "hardware.kept_chunks=-1", "expected 0 or more"),
     (TRAIN, "hardware.loader_workers=-1", "expected 0 or more"),
     ("generate_embeddings", "dtype=int8", "dtype='int8': expected one of float32, float16"),
     ("retrieve", "method=sparse", "method='sparse': expected one of dense, bm25"),

@@ -188,8 +188,12 @@ def build_trainer(
             optimizer, warmup_steps=options.warmup_steps, total_steps=total_steps
         ),
         device=device,
-        question_budget=ChunkBudget(hardware.question_chunk_tokens, hardware.question_chunk_rows),
-        passage_budget=ChunkBudget(hardware.passage_chunk_tokens, hardware.passage_chunk_rows),
+        question_budget=ChunkBudget(
+            hardware.question_chunk_tokens, hardware.question_chunk_rows, hardware.kept_chunks
+        ),
+        passage_budget=ChunkBudget(
+            hardware.passage_chunk_tokens, hardware.passage_chunk_rows, hardware.kept_chunks
+        ),
         precision=hardware.precision,
         temperature=options.temperature,
         mask_known_positives=options.mask_known_positives,

@@ -31,10 +31,13 @@ class ChunkBudget:
     Attributes:
         tokens: Padded tokens of a chunk.
         rows: Texts of a chunk; ``None`` = as many as the tokens allow.
+        kept: So many chunks keep their activations from the first pass and are not encoded twice;
+            each costs the memory of one more chunk.
     """
 
     tokens: int
     rows: int | None = None
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,7 @@ def _tower(
         embedding_dim=encoder.embedding_dim,
         devices=[device],
         trainable=any(parameter.requires_grad for parameter in encoder.parameters()),
+        kept_graphs=budget.kept,
         dtype=torch.float64 if weights == torch.float64 else torch.float32,
     )
 

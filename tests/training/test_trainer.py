@@ -20,6 +20,7 @@ from training_parts import (
 )
 
 from gc_dpr.data.sampler import epoch_batches
+from gc_dpr.grad_cache.chunking import length_sorted_chunks
 from gc_dpr.training.batch_step import ChunkBudget, batch_gradients
 from gc_dpr.training.trainer import TrainingError
 
@@ -407,3 +408,36 @@ def test_a_token_budget_bounds_the_chunks(tiny_encoder_dir):
     assert len(widths) == 2 * chunks
     assert all(rows * length <= 100 for rows, length in widths)
     assert sum(rows for rows, _ in widths[:chunks]) == len(set(batch.passage_keys.tolist()))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kept", [1, 3, 99])
+def test_kept_chunks_are_not_encoded_twice_and_change_nothing(tiny_encoder_dir, kept, shared):
+    """With dropout on: each chunk draws the same masks whether it is kept or replayed."""
+    model = make_model(tiny_encoder_dir, dropout=0.3, shared=shared, double=True).train()
+    loader, _ = make_batches(model, examples(9), batch_size=9)
+    batch = next(iter(loader))
+    calls = []
+    encoders = {id(e): e for e in (model.question_encoder, model.passage_encoder)}.values()
+    for encoder in encoders:
+        encoder.register_forward_pre_hook(lambda *_: calls.append(1))
+
+    def gradients(kept_chunks):
+        model.zero_grad()
+        calls.clear()
+        torch.manual_seed(5)
+        budget = ChunkBudget(60, None, kept_chunks)
+        outcome = batch_gradients(
+            model, batch, question_budget=budget, passage_budget=budget, device=CPU
+        )
+        return outcome, {name: p.grad.clone() for name, p in model.named_parameters()}, len(calls)
+
+    replayed, expected, twice = gradients(0)
+    outcome, found, forwards = gradients(kept)
+    assert twice == 2 * replayed.chunks
+    questions = len(length_sorted_chunks(batch.questions.lengths, max_tokens=60))
+    passages = replayed.chunks - questions
+    assert forwards == 2 * replayed.chunks - min(kept, questions) - min(kept, passages)
+    torch.testing.assert_close(outcome.loss, replayed.loss, rtol=1e-12, atol=1e-12)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-12)
