@@ -17,7 +17,7 @@ from gc_dpr.artifacts import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 QUESTIONS = {
-    "factbook": "Which language do most people speak in Mozambique?",
+    "factbook": "What money do people pay with in Sri Lanka?",
     "squad_sample": "Who won the first Super Bowl?",
 }
 

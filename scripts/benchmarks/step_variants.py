@@ -9,8 +9,9 @@ Letters: N rows, L tokens, D dims, Q questions, P passages.
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import hydra
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gc_dpr import config as schema
@@ -77,6 +78,46 @@ class Workload:
             (self.model.question_encoder, self.batch.questions),
             (self.model.passage_encoder, passages),
         ]
+
+
+@dataclass
+class Counts:
+    """What went through the encoders in one step.
+
+    Texts and tokens are counted in the pass with a graph, which every encoded text goes through
+    once; ``forwards`` counts texts in all passes.
+    """
+
+    texts: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    forwards: int = 0
+
+    @property
+    def padding(self) -> float:
+        """Share of the padded tokens that is padding."""
+        return 1 - self.tokens / self.padded_tokens
+
+
+@contextlib.contextmanager
+def counting(model: BiEncoder) -> Iterator[Counts]:
+    """Count what the encoders are called with."""
+    counts = Counts()
+
+    def count(_: nn.Module, args: tuple[Any, ...], chunk: dict[str, Tensor]) -> None:
+        counts.forwards += len(chunk["input_ids"])
+        if torch.is_grad_enabled():
+            counts.texts += len(chunk["input_ids"])
+            counts.tokens += int(chunk["attention_mask"].sum())
+            counts.padded_tokens += chunk["input_ids"].numel()
+
+    encoders = {model.question_encoder, model.passage_encoder}
+    hooks = [x.register_forward_pre_hook(count, with_kwargs=True) for x in encoders]
+    try:
+        yield counts
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def build_workload(
@@ -140,19 +181,21 @@ def _recipe(*, layers: int | None, dropout: float) -> Any:
     return settings
 
 
-def by_token_budget(work: Workload, *, question_tokens: int, passage_tokens: int) -> Step:
+def by_token_budget(
+    work: Workload, *, question_tokens: int, passage_tokens: int, kept: int
+) -> Step:
     """The toolkit's step: chunks of texts of similar length, up to a number of padded tokens.
 
     Sorting, padding and finding the known positives are part of it; the other variants have their
-    padding and mask prepared.
+    padding and mask prepared. ``kept`` chunks of each side are not encoded twice.
     """
 
     def step() -> Tensor:
         return batch_gradients(
             work.model,
             work.batch,
-            question_budget=ChunkBudget(question_tokens),
-            passage_budget=ChunkBudget(passage_tokens),
+            question_budget=ChunkBudget(question_tokens, kept=kept),
+            passage_budget=ChunkBudget(passage_tokens, kept=kept),
             device=work.device,
             temperature=work.temperature,
         ).loss

@@ -16,12 +16,10 @@ Exit status 1 if losses or gradients differ or a target is missed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,13 +27,20 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from peak_memory import MEASURING_ENVIRONMENT, extra_peak_bytes
-from step_variants import Step, Workload, build_workload, by_rows, by_token_budget, undivided
-from torch import nn
+from step_variants import (
+    Counts,
+    Step,
+    Workload,
+    build_workload,
+    by_rows,
+    by_token_budget,
+    counting,
+    undivided,
+)
 
 from gc_dpr.artifacts import write_json
 from gc_dpr.cli.launch import config_folder
 from gc_dpr.errors import GcDprError
-from gc_dpr.models import BiEncoder
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANTS = ("ours", "padded_256", "padded_longest", "undivided")
@@ -54,11 +59,7 @@ class Row:
 
     variant: str
     extra_peak_bytes: int
-    # Counted in the pass with a graph, which every encoded text goes through once:
-    texts: int = 0
-    tokens: int = 0
-    padded_tokens: int = 0
-    forwards: int = 0  # of a text, in all passes
+    counts: Counts = field(default_factory=Counts)
     loss: float = 0.0
     loss_difference: float = 0.0  # relative to ours
     gradient_difference: float = 0.0
@@ -117,6 +118,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         key = f"{side}_chunk_tokens"
         meaning = f"padded tokens of a chunk of {side}s, for ours"
         add(f"--{side}-chunk-tokens", type=int, default=preset[key], help=meaning)
+    kept = "chunks of each side that ours keeps from the first pass and does not encode twice"
+    add("--kept-chunks", type=int, default=preset["kept_chunks"], help=kept)
     add(
         "--try-budgets", nargs="+", type=int, default=[], metavar="TOKENS",
         help="measure ours also with each of these, on both sides",
@@ -156,10 +159,15 @@ def make_step(name: str, work: Workload, options: argparse.Namespace) -> Step:
         return undivided(work)
     if name.startswith("padded"):
         return by_rows(work, rows=ROWS, length=256 if name == "padded_256" else None)
-    budgets = (options.question_chunk_tokens, options.passage_chunk_tokens)
+    question_tokens, passage_tokens = options.question_chunk_tokens, options.passage_chunk_tokens
     if name != "ours":
-        budgets = (int(name.removeprefix("ours_")),) * 2
-    return by_token_budget(work, question_tokens=budgets[0], passage_tokens=budgets[1])
+        question_tokens = passage_tokens = int(name.removeprefix("ours_"))
+    return by_token_budget(
+        work,
+        question_tokens=question_tokens,
+        passage_tokens=passage_tokens,
+        kept=options.kept_chunks,
+    )
 
 
 def memory_in_subprocess(variant: str, arguments: list[str]) -> int:
@@ -191,7 +199,7 @@ def warm_up_and_compare(rows: list[Row], steps: dict[str, Step], work: Workload)
     reference = torch.empty(0)
     for row in rows:
         work.model.zero_grad(set_to_none=False)
-        with counting_forwards(work.model, row):
+        with counting(work.model) as row.counts:
             row.loss = float(steps[row.variant]())
         gradient = torch.cat(
             [p.grad.flatten() for p in work.model.parameters() if p.grad is not None]
@@ -201,26 +209,6 @@ def warm_up_and_compare(rows: list[Row], steps: dict[str, Step], work: Workload)
         # Of all parameters together: that of a key bias is 0 in theory and only noise in practice.
         row.gradient_difference = float((gradient - reference).norm() / reference.norm())
         tell(f"warm-up, {row.variant}: loss {row.loss:.6f}")
-
-
-@contextlib.contextmanager
-def counting_forwards(model: BiEncoder, row: Row) -> Iterator[None]:
-    """Count the texts and tokens that the encoders are called with."""
-
-    def count(_: nn.Module, args: tuple[Any, ...], chunk: dict[str, Any]) -> None:
-        row.forwards += len(chunk["input_ids"])
-        if torch.is_grad_enabled():
-            row.texts += len(chunk["input_ids"])
-            row.tokens += int(chunk["attention_mask"].sum())
-            row.padded_tokens += chunk["input_ids"].numel()
-
-    encoders = {model.question_encoder, model.passage_encoder}
-    hooks = [x.register_forward_pre_hook(count, with_kwargs=True) for x in encoders]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def timed(step: Step, work: Workload) -> float:
@@ -243,17 +231,18 @@ def print_table(rows: list[Row], work: Workload, options: argparse.Namespace) ->
         f"{len(work.batch.passages)} distinct passages; {options.layers or 'all'} layers, "
         f"{options.threads} threads, {options.device}, fastest of {options.repeats}; chunks of "
         f"ours: {options.question_chunk_tokens} question and {options.passage_chunk_tokens} "
-        "passage tokens"
+        f"passage tokens, {options.kept_chunks} kept"
     )
     print(
         f"{'variant':<15}{'seconds':>9}{'x ours':>8}{'texts':>7}{'padded tokens':>15}{'padding':>9}"
         f"{'forwards/text':>15}{'extra peak MiB':>16}{'x ours':>8}"
     )
     for row in rows:
+        counts = row.counts
         print(
-            f"{row.variant:<15}{row.seconds:>9.2f}{row.seconds / ours.seconds:>8.2f}{row.texts:>7}"
-            f"{row.padded_tokens:>15,}{1 - row.tokens / row.padded_tokens:>9.1%}"
-            f"{row.forwards / row.texts:>15.2f}{row.extra_peak_bytes / 2**20:>16,.0f}"
+            f"{row.variant:<15}{row.seconds:>9.2f}{row.seconds / ours.seconds:>8.2f}"
+            f"{counts.texts:>7}{counts.padded_tokens:>15,}{counts.padding:>9.1%}"
+            f"{counts.forwards / counts.texts:>15.2f}{row.extra_peak_bytes / 2**20:>16,.0f}"
             f"{row.extra_peak_bytes / ours.extra_peak_bytes:>8.2f}"
         )
 
