@@ -32,10 +32,11 @@ class Demo:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.record = folder / "stages.json"
-        self.done: dict[str, str] = {}
+        self.done: dict[
+            str, dict[str, str]
+        ] = {}  # stage → what was asked for, and which run it was
         if self.record.is_file():
             self.done = json.loads(self.record.read_text(encoding="utf-8"))
-        self.changed: set[str] = set()
 
     def stage(self, name: str, command: str, *settings: str, after: tuple[str, ...] = ()) -> str:
         """Run one command unless it is finished; returns its output folder, relative to here.
@@ -47,17 +48,16 @@ class Demo:
             after: Stages it reads from: when one of them ran again, so does this one.
         """
         output = (self.folder / name).relative_to(ROOT)
-        wanted = " ".join((__version__, command, *settings))
-        finished = self.done.get(name) == wanted and (self.folder / name).is_dir()
-        if finished and not self.changed.intersection(after):
+        # a stage is only finished for the very run of the stages that it read from
+        read_from = [f"{stage}@{self.done[stage]['run']}" for stage in after]
+        wanted = " ".join((__version__, command, *settings, *read_from))
+        if self.done.get(name, {}).get("wanted") == wanted and (self.folder / name).is_dir():
             print(f"== {name}: finished before, skipped", flush=True)
             return str(output)
         self.done.pop(name, None)
         write_json(self.record, self.done)
-        self.changed.add(name)
-        arguments = [command, *settings, f"output_dir={output}", "overwrite=true"]
-        run(f"== {name}", *arguments)
-        self.done[name] = wanted
+        run(f"== {name}", command, *settings, f"output_dir={output}", "overwrite=true")
+        self.done[name] = {"wanted": wanted, "run": str(time.time_ns())}
         write_json(self.record, self.done)
         return str(output)
 
