@@ -6,6 +6,7 @@ Every step is one command as a user would type it. What a step did is remembered
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -32,9 +33,8 @@ class Demo:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.record = folder / "stages.json"
-        self.done: dict[
-            str, dict[str, str]
-        ] = {}  # stage → what was asked for, and which run it was
+        # stage → what was asked for, and which run it was
+        self.done: dict[str, dict[str, str]] = {}
         if self.record.is_file():
             self.done = json.loads(self.record.read_text(encoding="utf-8"))
 
@@ -50,7 +50,7 @@ class Demo:
         output = (self.folder / name).relative_to(ROOT)
         # a stage is only finished for the very run of the stages that it read from
         read_from = [f"{stage}@{self.done[stage]['run']}" for stage in after]
-        wanted = " ".join((__version__, command, *settings, *read_from))
+        wanted = " ".join((__version__, presets_digest(), command, *settings, *read_from))
         if self.done.get(name, {}).get("wanted") == wanted and (self.folder / name).is_dir():
             print(f"== {name}: finished before, skipped", flush=True)
             return str(output)
@@ -60,6 +60,12 @@ class Demo:
         self.done[name] = {"wanted": wanted, "run": str(time.time_ns())}
         write_json(self.record, self.done)
         return str(output)
+
+
+def presets_digest() -> str:
+    """Changes when a recipe or a preset does."""
+    files = sorted((ROOT / "conf").rglob("*.yaml"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def run(title: str, *arguments: str) -> None:

@@ -1,4 +1,4 @@
-"""scripts/demo.py: what is finished is skipped, what has changed is done again with what follows."""
+"""scripts/demo.py: what is finished is skipped, what has changed is repeated with what follows."""
 
 import importlib.util
 from pathlib import Path
