@@ -249,7 +249,9 @@ class CommandConfig:
 
     output_dir: str | None = option(None, "Folder that everything is written to")
     overwrite: bool = option(
-        False, "Replace what an earlier run of this command left in output_dir"
+        False,
+        "Replace what an earlier run of this command left in output_dir; it is removed when all "
+        "inputs are checked, before the new work begins",
     )
 
 

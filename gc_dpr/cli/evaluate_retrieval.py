@@ -50,6 +50,12 @@ def run(settings: EvaluateRetrievalConfig) -> None:
     for name, path in named_runs(settings.runs).items():
         loaded = load_run(Path(path), settings)
         say_read(path, f"{name}: {len(loaded.questions)} questions")
+        if not any(question.answers for question in loaded.questions):
+            raise DataError(
+                "no question of this run has an answer: there is nothing to measure. Retrieve with "
+                "a questions file that has answers",
+                path=path,
+            )
         results[name] = measure(loaded, settings)
         question_ids[name] = [question.id for question in loaded.questions]
     refuse_different_questions(question_ids)

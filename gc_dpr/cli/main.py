@@ -58,7 +58,7 @@ def _run(name: str, arguments: list[str]) -> int:
     except GcDprError as error:
         _fail(f"gc-dpr {name}", str(error), status=2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
-        _fail(f"gc-dpr {name}", "interrupted; finished files are kept", status=130)
+        _fail(f"gc-dpr {name}", "interrupted; what was finished before is kept", status=130)
     except BrokenPipeError:
         # what is left in the buffer would raise once more at the exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,10 +13,17 @@ from gc_dpr.cli.console import say, say_read, say_read_all, say_wrote
 from gc_dpr.cli.models import AUTOCAST_DTYPES, apply_threads, describe, load_bi_encoder
 from gc_dpr.cli.output import claim_output
 from gc_dpr.config import HardwareConfig, RetrieveConfig
-from gc_dpr.data import Passage, Question, passages_by_id, read_passages, read_questions
+from gc_dpr.data import (
+    Passage,
+    Question,
+    passages_by_id,
+    read_passages,
+    read_questions,
+    scan_corpus,
+)
 from gc_dpr.data.readers.paths import expand_paths
 from gc_dpr.distributed import process_group
-from gc_dpr.errors import DataError
+from gc_dpr.errors import ArtifactError, DataError
 from gc_dpr.evaluation import Run, top_k_accuracy, write_dpr_json, write_trec
 from gc_dpr.retrieval import DenseIndex, check_fingerprint, retrieve
 from gc_dpr.retrieval.bm25 import BM25Index
@@ -72,8 +79,31 @@ def search_dense(settings: RetrieveConfig, questions: Sequence[Question]) -> tup
         index = DenseIndex.load(str(settings.index_dir))
         say_read(str(settings.index_dir), f"{len(index)} passages")
         check_fingerprint(index, model.fingerprint(), allow_mismatch=settings.allow_mismatch)
+        check_corpus(index.info.corpus_hash, settings)
         encode = functools.partial(model.encode_questions, **encode_options(settings.hardware))
         return retrieve(encode, index, questions, settings.top_k, progress=True), len(index)
+
+
+def check_corpus(indexed: str, settings: RetrieveConfig) -> None:
+    """Make sure that the texts of the run are those that were embedded.
+
+    Raises:
+        ArtifactError: The passages have changed since, and ``allow_mismatch`` is false.
+    """
+    data = settings.data
+    corpus = scan_corpus(data.passages_file, quoting=data.passages_quoting)  # type: ignore[arg-type]
+    if indexed in ("", corpus.content_hash):
+        return
+    fault = (
+        f"{', '.join(map(str, corpus.paths[:3]))}: ids or texts differ from the corpus that the "
+        "index was made from"
+    )
+    if not settings.allow_mismatch:
+        raise ArtifactError(
+            f"{fault}; use that corpus, or embed and index this one again "
+            "(allow_mismatch=true searches all the same)"
+        )
+    logger.warning("%s; searching all the same, as asked", fault)
 
 
 def encode_options(hardware: HardwareConfig) -> dict[str, Any]:

@@ -209,7 +209,10 @@ def describe_composition_error(command: str, error: Exception, folder: Path) -> 
 def _describe_value_error(command: str, error: BaseException) -> ConfigError:
     key = str(getattr(error, "full_key", "") or "")
     found = str(getattr(error, "msg", "") or error).splitlines()[0]
-    for setting in settings_of(schema.COMMANDS[command]):
+    settings = list(settings_of(schema.COMMANDS[command]))
+    if " not in '" in found:  # an unknown key in a preset of the user's own
+        _check_key(command, key, settings, [])
+    for setting in settings:
         if setting.key == key:
             return ConfigError(f"{key}: {found}; expected {setting.type}: {setting.meaning}")
     return ConfigError(f"{key}: {found}" if key else found)

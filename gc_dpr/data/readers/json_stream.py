@@ -74,6 +74,28 @@ def _after_object(window: _Window, records: int) -> DataError:
     )
 
 
+def refuse_lone_surrogates(value: Any, source: str, path: Path, line: int) -> None:
+    r"""Refuse half a character, such as ``"\ud800"``: JSON can spell it, no tokenizer can read it.
+
+    Args:
+        value: What was decoded.
+        source: What it was decoded from; a quick look there spares nearly all records the check.
+        path: The file, for the message.
+        line: The line the record begins on.
+    """
+    if "\\ud" not in source and "\\uD" not in source:
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the record holds {error.object[error.start]!r}, half of a character that is written "
+            "as two escapes; remove it or write the character itself",
+            path=path,
+            line=line,
+        ) from None
+
+
 class _Window:
     """A piece of the file as text, and the place in the file where it stands."""
 
@@ -121,6 +143,7 @@ class _Window:
             except (RecursionError, ValueError) as limit:  # nesting, or digits of a number
                 raise self.error(f"JSON that cannot be read: {limit}") from None
         line = self._line
+        refuse_lone_surrogates(value, self._text[self._at : end], self._path, line)
         self.advance(end - self._at)
         return line, value
 

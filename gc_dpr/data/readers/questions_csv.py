@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gc_dpr.data.readers import kinds
+from gc_dpr.data.readers.json_stream import refuse_lone_surrogates
 from gc_dpr.data.readers.paths import Paths, expand_paths, numbered_lines, open_bytes
 from gc_dpr.data.readers.tab_rows import is_blank, read_rows
 from gc_dpr.data.records import Question
@@ -200,6 +201,7 @@ def _jsonl_rows(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[_Row]:
             ) from None
         except (RecursionError, ValueError) as limit:  # nesting, or digits of a number
             raise DataError(f"JSON that cannot be read: {limit}", path=path, line=line) from None
+        refuse_lone_surrogates(record, text, path, line)
         yield line, *_jsonl_fields(record, path, line)
     if blank:
         _logger.warning("%s: %d blank lines skipped", path, blank)
