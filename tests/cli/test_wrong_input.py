@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -304,3 +305,32 @@ def test_a_hub_name_is_not_shown_as_a_path(run, monkeypatch, tiny_encoder_dir):
 def test_scores_that_hardly_differ_are_warned_of(run):
     outcome = succeed(*run.arguments("train_dense_encoder", "model.normalize=true"))
     assert "representations have length 1 and train.temperature=1" in outcome.err
+
+
+def test_a_corpus_changed_since_it_was_embedded_is_refused(run, tmp_path):
+    """The scores would belong to other texts than those in run.json."""
+    (setting,) = [
+        a for a in map(str, run.arguments("retrieve")) if a.startswith("data.passages_file=")
+    ]
+    original = setting.partition("=")[2].strip('"')
+    changed = tmp_path / "changed.tsv"
+    text = Path(original).read_text(encoding="utf-8")
+    changed.write_text(text.replace("was built", "was destroyed", 1), encoding="utf-8")
+    other = f"data.passages_file={changed}"
+    outcome = run_command(*run.arguments("retrieve", other))
+    assert outcome.status == 1
+    assert re.search(r"changed\.tsv: ids or texts differ from the corpus", outcome.error)
+    outcome = succeed(*run.arguments("retrieve", other, "overwrite=true", "allow_mismatch=true"))
+    assert "ids or texts differ from the corpus" in outcome.err
+
+
+def test_a_run_without_any_answer_is_not_measured(run, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(
+        json.dumps(
+            [{"question": "who?", "answers": [], "ctxs": [{"id": "1", "text": "x", "score": "1"}]}]
+        )
+    )
+    outcome = run_command("evaluate_retrieval", f"runs={path}", f"output_dir={tmp_path / 'out'}")
+    assert outcome.status == 1
+    assert "no question of this run has an answer" in outcome.error
