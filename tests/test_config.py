@@ -531,3 +531,16 @@ def test_nobody_reads_the_output():
     )  # fmt: skip
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_misspelt_key_in_a_preset_of_ones_own_is_named(tmp_path, capsys):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "mine.yaml").write_text("btch_size: 5\n")
+    with pytest.raises(SystemExit) as ending:
+        command_line(
+            ["train_dense_encoder", "--config-dir", str(tmp_path), "train=mine", "output_dir=x"]
+        )
+    assert ending.value.code == 2
+    assert "unknown setting 'train.btch_size'; did you mean train.batch_size?" in (
+        capsys.readouterr().err
+    )
