@@ -159,7 +159,7 @@ CASES = [
     (RETRIEVE, "data.questions_file={faults}/empty.csv", 1, "empty.csv"),
     (RETRIEVE, "data.questions_file={faults}/answers.csv", 1, "answers.csv:1:"),
     (RETRIEVE, "data.passages_file={faults}/stray.tsv", 1, "stray.tsv:2: a double quote"),
-    (RETRIEVE, "data.passages_file={faults}/twice.tsv", 1, "twice.tsv:4: the passage id '1' occurs"),
+    (RETRIEVE, "data.passages_file={faults}/twice.tsv", 1, "twice.tsv:4: the passage id '1'"),
     # does not fit
     (TRAIN, "train.batch_size=1 data.train_file={faults}/no_negatives.json", 1, "one candidate"),
     (TRAIN, "data.train_file={faults}/one.json", 1, "one candidate: the loss is 0"),
