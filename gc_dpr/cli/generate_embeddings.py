@@ -6,7 +6,7 @@ import functools
 
 from gc_dpr.artifacts import write_json
 from gc_dpr.cli.console import say, say_read, say_read_all, say_wrote
-from gc_dpr.cli.models import AUTOCAST_DTYPES, apply_threads, describe, load_bi_encoder
+from gc_dpr.cli.models import apply_threads, describe, load_bi_encoder
 from gc_dpr.cli.output import claim_output
 from gc_dpr.config import GenerateEmbeddingsConfig
 from gc_dpr.data import read_passages, scan_corpus
@@ -19,6 +19,7 @@ from gc_dpr.distributed import (
     world_size,
 )
 from gc_dpr.models import BiEncoder, encode_tokens
+from gc_dpr.models.encoding import AUTOCAST_DTYPES
 from gc_dpr.retrieval import (
     EMBEDDING_FILES,
     EncodeCounts,

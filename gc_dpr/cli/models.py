@@ -11,9 +11,6 @@ from gc_dpr.models import BiEncoder
 
 logger = logging.getLogger(__name__)
 
-# A gradient scaler has no part in encoding: fp16 is float16 activations there.
-AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 def apply_threads(hardware: HardwareConfig) -> None:
     """Set torch's CPU threads when asked to."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from gc_dpr.artifacts import write_json
 from gc_dpr.cli.console import say, say_read, say_read_all, say_wrote
-from gc_dpr.cli.models import AUTOCAST_DTYPES, apply_threads, describe, load_bi_encoder
+from gc_dpr.cli.models import apply_threads, describe, load_bi_encoder
 from gc_dpr.cli.output import claim_output
 from gc_dpr.config import HardwareConfig, RetrieveConfig
 from gc_dpr.data import (
@@ -25,6 +25,7 @@ from gc_dpr.data.readers.paths import expand_paths
 from gc_dpr.distributed import process_group
 from gc_dpr.errors import ArtifactError, DataError
 from gc_dpr.evaluation import Run, top_k_accuracy, write_dpr_json, write_trec
+from gc_dpr.models.encoding import AUTOCAST_DTYPES
 from gc_dpr.retrieval import DenseIndex, check_fingerprint, retrieve
 from gc_dpr.retrieval.bm25 import BM25Index
 

@@ -20,6 +20,8 @@ from gc_dpr.models.tokenization import TokenizedTexts
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_TOKENS = 16384
+# What autocast computes in under each hardware.precision; training scales fp16 gradients besides.
+AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def encode_tokens(

@@ -22,12 +22,12 @@ from gc_dpr.distributed import (
 )
 from gc_dpr.errors import GcDprError
 from gc_dpr.models import BiEncoder
+from gc_dpr.models.encoding import AUTOCAST_DTYPES
 from gc_dpr.training.batch_step import BatchOutcome, ChunkBudget, batch_gradients
 from gc_dpr.training.loggers import StepLogger
 
 logger = logging.getLogger(__name__)
 
-AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # What the processes add up: these come into each record under the same names.
 _COUNTS = (
