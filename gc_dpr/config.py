@@ -37,6 +37,11 @@ def _at_least(key: str, value: float | None, low: float) -> None:
         raise ConfigError(f"{key}={value}: expected {low} or more")
 
 
+def _auto_or_at_least(key: str, value: int | str, low: int) -> None:
+    if value != "auto" and not (isinstance(value, int) and value >= low):
+        raise ConfigError(f"{key}={value!r}: expected auto or a whole number, {low} or more")
+
+
 def _paths(key: str, value: Any) -> None:
     """Paths are a string, or a list of strings; anything else is a slip."""
     if value is None or (isinstance(value, str) and value):
@@ -204,16 +209,20 @@ class HardwareConfig:
 
     device: str = option("auto", "auto (CUDA when there is one), cpu or cuda")
     precision: str = option("fp32", "fp32, bf16 or fp16 (with a gradient scaler)")
-    question_chunk_tokens: int = option(
-        8192, "Tokens, padding included, whose activations are in memory at once: question tower"
+    question_chunk_tokens: int | str = option(
+        "auto",
+        "Tokens, padding included, whose activations are in memory at once: question tower. auto = "
+        "what fits, measured at the start (CUDA; elsewhere 2048). When memory runs out it is "
+        "halved and the step done again, with the same result",
     )
-    passage_chunk_tokens: int = option(8192, "The same for the passage tower")
+    passage_chunk_tokens: int | str = option("auto", "The same for the passage tower")
     question_chunk_rows: int | None = option(None, "At most so many questions in a chunk")
     passage_chunk_rows: int | None = option(None, "At most so many passages in a chunk")
-    kept_chunks: int = option(
-        0,
+    kept_chunks: int | str = option(
+        "auto",
         "So many chunks of each tower keep their activations from the first pass and are not "
-        "encoded twice: faster, at the memory of so many more chunks",
+        "encoded twice: faster, at the memory of so many more chunks. auto = as many as the free "
+        "memory holds (CUDA; elsewhere 2)",
     )
     encode_batch_tokens: int = option(
         16384, "Tokens, padding included, per batch when texts are only embedded"
@@ -225,12 +234,13 @@ class HardwareConfig:
         """Refuse impossible values."""
         _one_of("hardware.device", self.device, ("auto", "cpu", "cuda"))
         _one_of("hardware.precision", self.precision, ("fp32", "bf16", "fp16"))
-        for name in ("question_chunk_tokens", "passage_chunk_tokens", "encode_batch_tokens"):
-            _at_least(f"hardware.{name}", getattr(self, name), 1)
+        _at_least("hardware.encode_batch_tokens", self.encode_batch_tokens, 1)
+        for name in ("question_chunk_tokens", "passage_chunk_tokens"):
+            _auto_or_at_least(f"hardware.{name}", getattr(self, name), 1)
+        _auto_or_at_least("hardware.kept_chunks", self.kept_chunks, 0)
         for name in ("question_chunk_rows", "passage_chunk_rows", "threads"):
             _at_least(f"hardware.{name}", getattr(self, name), 1)
         _at_least("hardware.loader_workers", self.loader_workers, 0)
-        _at_least("hardware.kept_chunks", self.kept_chunks, 0)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -266,6 +276,23 @@ class TrainDenseEncoderConfig(CommandConfig):
     data: DataConfig = group(DataConfig, "the data set")
     train: TrainConfig = group(TrainConfig, "objective and optimisation")
     hardware: HardwareConfig = group(HardwareConfig, "memory and speed")
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckGradientsConfig(TrainDenseEncoderConfig):
+    """Compare the cached step's gradients with the undivided batch's, with a run's own settings."""
+
+    SEVERAL_PROCESSES: ClassVar[bool] = False
+
+    questions: int = option(
+        32,
+        "So many questions of the first batch are compared; the activations of all of them and of "
+        "their passages must fit into memory, in float64",
+    )
+
+    def check(self) -> None:
+        """Refuse impossible values."""
+        _at_least("questions", self.questions, 1)
 
 
 _CHECKPOINT = (
@@ -387,6 +414,7 @@ class EvaluateRetrievalConfig(CommandConfig):
 
 COMMANDS: dict[str, type[CommandConfig]] = {
     "train_dense_encoder": TrainDenseEncoderConfig,
+    "check_gradients": CheckGradientsConfig,
     "generate_embeddings": GenerateEmbeddingsConfig,
     "build_index": BuildIndexConfig,
     "retrieve": RetrieveConfig,

@@ -24,6 +24,7 @@ from gc_dpr.errors import ConfigError
 CONF = config_folder()
 REQUIRED = {
     "train_dense_encoder": ("output_dir=o", "model.name_or_path=m", "data.train_file=t"),
+    "check_gradients": ("output_dir=o", "model.name_or_path=m", "data.train_file=t"),
     "generate_embeddings": ("output_dir=o", "checkpoint=c", "data.passages_file=p"),
     "build_index": ("output_dir=o", "embeddings_dir=e"),
     "retrieve": (
@@ -381,6 +382,7 @@ def test_a_typed_question_needs_no_hydra_grammar(typed):
 # ---------------------------------------------------------------------------------------- checks
 
 CHECKS = [
+    ("check_gradients", "questions=0", "questions=0: expected 1 or more"),
     (TRAIN, "model.pooling=max", "model.pooling='max': expected one of first_token, mean"),
     (TRAIN, "model.title_format=tab", "expected one of pair, space"),
     (TRAIN, "model.max_question_length=2", "expected 3 or more"),

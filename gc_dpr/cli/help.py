@@ -49,7 +49,7 @@ def help_text(command: str, folder: Path, composed: DictConfig | None) -> str:
 
 def _preset_lines(command: str, cls: type, folder: Path, width: int) -> list[str]:
     groups = dict(groups_of(cls))
-    if command == "train_dense_encoder":
+    if issubclass(cls, schema.TrainDenseEncoderConfig):
         groups["experiment"] = "a whole recipe: sets all of the above"
     lines = ["presets (GROUP=NAME):"] if groups else []
     for name, meaning in groups.items():

@@ -14,6 +14,7 @@ from gc_dpr.errors import ConfigError, GcDprError
 
 COMMANDS = {
     "train_dense_encoder": "train a question and a passage encoder with the gradient cache",
+    "check_gradients": "compare the cached gradients with those of the undivided batch",
     "generate_embeddings": "embed every passage of a corpus with a trained encoder",
     "build_index": "build a FAISS index over the embeddings",
     "retrieve": "retrieve the best passages for every question of a file",

@@ -89,7 +89,7 @@ def check_keys(command: str, overrides: list[str], folder: Path, *, sweeps: bool
     """
     cls = schema.COMMANDS[command]
     groups = [name for name in (*groups_of(cls), "experiment") if (folder / name).is_dir()]
-    if command != "train_dense_encoder":
+    if not issubclass(cls, schema.TrainDenseEncoderConfig):
         groups = [name for name in groups if name != "experiment"]
     settings = list(settings_of(cls))
     for text in overrides:

@@ -14,7 +14,7 @@ from gc_dpr.cli.console import say, say_read, say_read_all, say_wrote
 from gc_dpr.cli.models import apply_threads, describe
 from gc_dpr.cli.output import claim_output
 from gc_dpr.cli.settings import as_yaml
-from gc_dpr.config import TrainConfig, TrainDenseEncoderConfig
+from gc_dpr.config import HardwareConfig, TrainConfig, TrainDenseEncoderConfig
 from gc_dpr.data import TrainingSet, load_training_set
 from gc_dpr.data.collator import Collator, build_loader
 from gc_dpr.data.sampler import EpochBatchSampler, number_of_batches
@@ -22,10 +22,12 @@ from gc_dpr.distributed import barrier, is_main, process_group, rank, world_size
 from gc_dpr.errors import DataError
 from gc_dpr.evaluation.plots import plot_training_curve
 from gc_dpr.models import BiEncoder
+from gc_dpr.models.encoding import AUTOCAST_DTYPES
 from gc_dpr.seeding import derive_seed, seed_everything
-from gc_dpr.training.batch_step import ChunkBudget
 from gc_dpr.training.checkpoint import save_checkpoint
+from gc_dpr.training.chunk_budget import ChunkBudget
 from gc_dpr.training.loggers import StepLogger
+from gc_dpr.training.memory import AUTO_KEPT, AUTO_TOKENS, KeptGraphs, find_chunk_tokens, memory_of
 from gc_dpr.training.optim import build_optimizer, build_schedule
 from gc_dpr.training.trainer import Trainer
 
@@ -175,6 +177,7 @@ def build_trainer(
 ) -> Trainer:
     """Optimizer, schedule and chunk budgets around the model."""
     options, hardware = settings.train, settings.hardware
+    memory = memory_of(device)
     optimizer = build_optimizer(
         model,
         learning_rate=options.learning_rate,
@@ -188,12 +191,9 @@ def build_trainer(
             optimizer, warmup_steps=options.warmup_steps, total_steps=total_steps
         ),
         device=device,
-        question_budget=ChunkBudget(
-            hardware.question_chunk_tokens, hardware.question_chunk_rows, hardware.kept_chunks
-        ),
-        passage_budget=ChunkBudget(
-            hardware.passage_chunk_tokens, hardware.passage_chunk_rows, hardware.kept_chunks
-        ),
+        question_budget=chunk_budget("question", settings.hardware, model, device),
+        passage_budget=chunk_budget("passage", settings.hardware, model, device),
+        kept_graphs=KeptGraphs(memory) if memory and hardware.kept_chunks == "auto" else None,
         precision=hardware.precision,
         temperature=options.temperature,
         mask_known_positives=options.mask_known_positives,
@@ -201,17 +201,44 @@ def build_trainer(
     )
 
 
+def chunk_budget(
+    side: str, hardware: HardwareConfig, model: BiEncoder, device: torch.device
+) -> ChunkBudget:
+    """The chunk budget of one tower; on CUDA ``auto`` is measured here."""
+    tokens = getattr(hardware, f"{side}_chunk_tokens")
+    memory = memory_of(device)
+    if tokens == "auto" and memory:
+        dtype = AUTOCAST_DTYPES[hardware.precision]
+        trainable = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        tokens = find_chunk_tokens(
+            getattr(model, f"{side}_encoder"),
+            length=getattr(model, f"max_{side}_length"),
+            device=device,
+            memory=memory,
+            reserve=3 * trainable,  # gradients and AdamW's two moments
+            autocast=lambda: torch.autocast(device.type, dtype=dtype, enabled=dtype is not None),
+        )
+        logger.info("hardware.%s_chunk_tokens=auto: %d tokens fit", side, tokens)
+    elif tokens == "auto":
+        tokens = AUTO_TOKENS
+    kept = hardware.kept_chunks
+    if kept == "auto":
+        kept = 0 if memory else AUTO_KEPT
+    return ChunkBudget(int(tokens), getattr(hardware, f"{side}_chunk_rows"), int(kept))
+
+
 def tell_counts(records: list[dict[str, Any]], model: BiEncoder) -> dict[str, int]:
     """Say what was cut or left out in all epochs together; the same numbers for metrics.json."""
     names = (
         "truncated_questions", "truncated_passages", "fewer_negatives", "passed_over_negatives",
-        "masked_negatives",
+        "masked_negatives", "lone_questions",
     )  # fmt: skip
     counts = {name: sum(record[name] for record in records) for name in names}
     for name, text in (
         ("truncated_questions", f"questions were cut to {model.max_question_length} tokens"),
         ("truncated_passages", f"passages were cut to {model.max_passage_length} tokens"),
         ("fewer_negatives", "questions had fewer negatives than asked for"),
+        ("lone_questions", "questions had no candidate but their positive and taught nothing"),
     ):
         if counts[name]:
             say(f"note   {counts[name]} {text} (all epochs together)")

@@ -1,13 +1,13 @@
 """From examples to one process's share of a batch, tokenised but not yet padded.
 
-Letters: Q questions, P passages (this process's; in the mask those of all processes).
+Letters: Q questions, P passages of this process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from gc_dpr.data.records import Passage, TrainingExample
 from gc_dpr.data.sampling import Choice, choose_passages
 from gc_dpr.grad_cache.chunking import RaggedTokens
 
+T = TypeVar("T")
+
 
 class Tokenized(Protocol):
     """What a tokenizing function returns."""
@@ -27,8 +29,8 @@ class Tokenized(Protocol):
         """One row per text."""
 
     @property
-    def truncated(self) -> int:
-        """Number of texts that were cut to the maximum length."""
+    def truncated_rows(self) -> Sequence[int]:
+        """Which texts were cut to the maximum length."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +39,8 @@ class Batch:
 
     Attributes:
         example_ids: (Q,) in the order of the questions.
-        questions: Q rows of token ids.
+        questions: The distinct questions, one row each.
+        question_rows: (Q,) int64, the row of each question in ``questions``.
         passages: The distinct passages, one row each; fewer than P when questions share passages.
         passage_rows: (P,) int64, the row of each candidate in ``passages``. The candidates are, per
             question, its positive, hard negatives, random negatives.
@@ -47,7 +50,8 @@ class Batch:
             question 1, ...; also of those that are not in this batch.
         known_positive_counts: (Q,) int64.
         truncated_questions: Questions cut to the maximum length.
-        truncated_passages: Distinct passages cut to the maximum length.
+        truncated_passages: Candidates cut to the maximum length: a passage of two questions counts
+            twice, so that the number does not depend on how the batch is shared out.
         fewer_negatives: Questions with fewer negatives than asked for.
         passed_over_negatives: Negatives not taken because they are a positive of the same
             question, or a repetition.
@@ -55,6 +59,7 @@ class Batch:
 
     example_ids: tuple[str, ...]
     questions: RaggedTokens
+    question_rows: Tensor
     passages: RaggedTokens
     passage_rows: Tensor
     positive_index: Tensor
@@ -71,7 +76,7 @@ class Collator:
     """Turns (epoch, example) pairs into a batch; no pairs give a batch without rows.
 
     Args:
-        tokenize_questions: Takes question texts, returns their tokens and how many were cut.
+        tokenize_questions: Takes question texts, returns their tokens and which were cut.
         tokenize_passages: The same for passages.
         seed: The run's seed; with the epoch and the example's id it decides every draw.
         hard_negatives: Hard negatives per question.
@@ -114,86 +119,49 @@ class Collator:
             fewer += len(chosen.negatives) < self._negatives_asked
             passed_over += chosen.passed_over
         examples = [example for _, example in pairs]
-        question_tokens, cut_questions = _tokens(
-            self._tokenize_questions, [example.question for example in examples]
-        )
         # Several questions may share a passage, and hard negatives repeat: each is encoded once.
-        row_of: dict[tuple[str, str], int] = {}
-        rows = [row_of.setdefault((p.title, p.text), len(row_of)) for p in passages]
-        distinct = list(dict(zip(rows, passages, strict=True)).values())
+        questions, question_rows = _distinct([(e.question, e.question) for e in examples])
+        distinct, passage_rows = _distinct([((p.title, p.text), p) for p in passages])
+        question_tokens, cut_questions = _tokens(self._tokenize_questions, questions)
         passage_tokens, cut_passages = _tokens(self._tokenize_passages, distinct)
         positives = [dict.fromkeys(map(passage_key, example.positives)) for example in examples]
         return Batch(
             example_ids=tuple(example.id for example in examples),
             questions=question_tokens,
+            question_rows=_int64(question_rows),
             passages=passage_tokens,
-            passage_rows=_int64(rows),
+            passage_rows=_int64(passage_rows),
             positive_index=_int64(positive_index),
             passage_keys=_int64([passage_key(passage) for passage in passages]),
             known_positive_keys=_int64([key for keys in positives for key in keys]),
             known_positive_counts=_int64([len(keys) for keys in positives]),
-            truncated_questions=cut_questions,
-            truncated_passages=cut_passages,
+            truncated_questions=sum(row in cut_questions for row in question_rows),
+            truncated_passages=sum(row in cut_passages for row in passage_rows),
             fewer_negatives=fewer,
             passed_over_negatives=passed_over,
         )
 
 
-def _tokens(tokenize: Callable[[Any], Tokenized], texts: Sequence[Any]) -> tuple[RaggedTokens, int]:
+def _distinct(items: Sequence[tuple[Hashable, T]]) -> tuple[list[T], list[int]]:
+    """The first item of each key, and for every item which of those stands for it."""
+    row_of: dict[Hashable, int] = {}
+    rows = [row_of.setdefault(key, len(row_of)) for key, _ in items]
+    firsts = {row: item for row, (_, item) in zip(reversed(rows), reversed(items), strict=True)}
+    return [firsts[row] for row in range(len(row_of))], rows
+
+
+def _tokens(
+    tokenize: Callable[[Any], Tokenized], texts: Sequence[Any]
+) -> tuple[RaggedTokens, set[int]]:
     """Tokenise; tokenizers refuse an empty list, a process without a share has one."""
     if not texts:
-        return RaggedTokens.from_lists([]), 0
+        return RaggedTokens.from_lists([]), set()
     tokenized = tokenize(texts)
-    return tokenized.tokens, tokenized.truncated
+    return tokenized.tokens, set(tokenized.truncated_rows)
 
 
 def _int64(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
-
-
-def known_positive_mask(
-    known_positive_keys: Tensor,
-    known_positive_counts: Tensor,
-    passage_keys: Tensor,
-    positive_columns: Tensor,
-) -> Tensor:
-    """Find the columns that answer a row's question though they are not its label.
-
-    Such a column is another copy of the row's positive, or another of its positives that came
-    with another question. Counting it as a negative would train against the truth.
-
-    Args:
-        known_positive_keys: (sum of counts,) int64, keys of all positives, row by row.
-        known_positive_counts: (Q,) int64, how many belong to each row.
-        passage_keys: (P,) int64, keys of the columns.
-        positive_columns: (Q,) int64, the label column of each row; never masked.
-
-    Returns:
-        (Q, P) bool, True where the column must not count as a negative of the row.
-
-    Example:
-        Question 0 has the positives 7 and 8, question 1 the positive 8.
-
-        >>> known_positive_mask(
-        ...     torch.tensor([7, 8, 8]), torch.tensor([2, 1]), torch.tensor([7, 8]),
-        ...     torch.tensor([0, 1]),
-        ... ).tolist()
-        [[False, True], [False, False]]
-    """
-    device = passage_keys.device
-    rows = torch.arange(len(known_positive_counts), device=device)  # (Q,)
-    sorted_keys, columns = torch.sort(passage_keys)  # (P,)
-    first = torch.searchsorted(sorted_keys, known_positive_keys)  # (S,)
-    behind = torch.searchsorted(sorted_keys, known_positive_keys, right=True)  # (S,)
-    matches = behind - first  # (S,) columns that hold each known positive
-    row_of_match = rows.repeat_interleave(known_positive_counts).repeat_interleave(matches)  # (M,)
-    # Counts up from `first` within the run of every known positive.
-    starts = (first - (matches.cumsum(0) - matches)).repeat_interleave(matches)  # (M,)
-    places = starts + torch.arange(len(starts), device=device)  # (M,)
-    mask = torch.zeros(len(rows), len(passage_keys), dtype=torch.bool, device=device)  # (Q, P)
-    mask[row_of_match, columns[places]] = True
-    mask[rows, positive_columns] = False
-    return mask
 
 
 class _EpochExamples(Dataset[tuple[int, TrainingExample]]):

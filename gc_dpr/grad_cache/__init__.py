@@ -8,17 +8,21 @@ from gc_dpr.grad_cache.chunking import (
     restore_order,
     split_rows,
 )
+from gc_dpr.grad_cache.functional import cached, cat_input_tensor, gather_input_tensor
 from gc_dpr.grad_cache.grad_cache import GradCache
 from gc_dpr.grad_cache.rand_context import RandContext, devices_of
-from gc_dpr.grad_cache.step import Tower, cached_step
+from gc_dpr.grad_cache.towers import Tower, cached_step
 
 __all__ = [
     "GradCache",
     "RaggedTokens",
     "RandContext",
     "Tower",
+    "cached",
     "cached_step",
+    "cat_input_tensor",
     "devices_of",
+    "gather_input_tensor",
     "length_sorted_chunks",
     "restore_order",
     "split_rows",

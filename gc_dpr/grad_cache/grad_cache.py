@@ -8,19 +8,36 @@ Letters: N rows, D dims, C chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from gc_dpr.grad_cache.call_state import (
+    autocast_off,
+    capture_autocast,
+    float16_autocast,
+    started_accelerators,
+    with_graph,
+)
+from gc_dpr.grad_cache.checks import check_number_of_inputs, check_step, chunk_size_per_model
 from gc_dpr.grad_cache.chunking import split_rows
-from gc_dpr.grad_cache.rand_context import devices_of
+from gc_dpr.grad_cache.encoded_model import (
+    ChunkState,
+    EncodedModel,
+    is_trainable,
+    reduces_gradients,
+    without_sync,
+)
+from gc_dpr.grad_cache.rand_context import RandContext, devices_of
 from gc_dpr.grad_cache.step import (
     ReplayState,
     Scaler,
+    backward_cached,
     cache_gradients,
+    check_reps,
     encode_without_graph,
     replay_chunk,
 )
@@ -32,10 +49,10 @@ class GradCache:
     Calling it adds to the ``.grad`` of every parameter what ``loss.backward()`` on the undivided
     batch would, and returns the loss; zeroing gradients, clipping and the optimizer stay yours.
 
-    bf16: put ``torch.autocast`` around the forward of your model (or in ``model_call``); the loss
-    runs in float32 outside it. Several processes: use a loss that gathers with gradient, such as
-    :func:`gc_dpr.losses.in_batch_nll`. With models in DistributedDataParallel give that loss
-    ``gradient_reduction="mean"`` and pass ``no_sync_except_last=True``; build them with
+    bf16: put ``torch.autocast`` around the call, or around the forward of your model; the loss runs
+    in float32 outside it. Several processes: use a loss that gathers with gradient. For models in
+    DistributedDataParallel, or sharded by FSDP2, it is :func:`gc_dpr.losses.in_batch_nll` with
+    ``gradient_reduction="mean"``; pass ``no_sync_except_last=True``, and build DDP with
     ``broadcast_buffers=False``, since each forward would otherwise send the buffers.
 
     Source: Gao et al. 2021, arXiv 2101.06983.
@@ -52,12 +69,13 @@ class GradCache:
             ``unscale_``, ``step`` and ``update``.
 
     Raises:
-        ValueError: Not one chunk size per model, a chunk size below 1, or fp16 without scaler.
+        TypeError: A chunk size that is not a whole number.
+        ValueError: No model, not one chunk size per model, a size below 1, or fp16 without scaler.
 
     Example:
-        >>> encoder = nn.Linear(4, 2)
+        >>> encoder = torch.nn.Linear(4, 2)
         >>> def loss_fn(questions, passages):
-        ...     return nn.functional.cross_entropy(questions @ passages.T, torch.arange(6))
+        ...     return torch.nn.functional.cross_entropy(questions @ passages.T, torch.arange(6))
         >>> cache = GradCache([encoder, encoder], chunk_sizes=2, loss_fn=loss_fn)
         >>> loss = cache(torch.randn(6, 4), torch.randn(8, 4))
         >>> encoder.weight.grad.shape
@@ -69,21 +87,13 @@ class GradCache:
         models: Sequence[Callable[..., Any]],
         chunk_sizes: int | Sequence[int],
         loss_fn: Callable[..., Tensor],
-        split_input_fn: Callable[[Any, int], Sequence[Any]] | None = None,
+        split_input_fn: Callable[[Any, int], Iterable[Any]] | None = None,
         get_rep_fn: Callable[[Any], Tensor] | None = None,
         fp16: bool = False,
         scaler: Scaler | None = None,
     ) -> None:
         self.models = list(models)
-        sizes = [chunk_sizes] * len(self.models) if isinstance(chunk_sizes, int) else chunk_sizes
-        self.chunk_sizes = list(sizes)
-        if len(self.chunk_sizes) != len(self.models):
-            raise ValueError(
-                f"chunk_sizes must be one number or one per model, found {len(self.chunk_sizes)} "
-                f"sizes for {len(self.models)} models"
-            )
-        if any(size < 1 for size in self.chunk_sizes):
-            raise ValueError(f"chunk_sizes must be at least 1, found {self.chunk_sizes}")
+        self.chunk_sizes = chunk_size_per_model(chunk_sizes, len(self.models))
         if fp16 and scaler is None:
             raise ValueError(
                 "fp16=True needs scaler=torch.amp.GradScaler(...): gradients underflow"
@@ -102,7 +112,7 @@ class GradCache:
             *model_inputs, no_sync_except_last=no_sync_except_last, **loss_kwargs
         )
 
-    def split_inputs(self, model_input: Any, chunk_size: int) -> Sequence[Any]:
+    def split_inputs(self, model_input: Any, chunk_size: int) -> Iterable[Any]:
         """Cut a model's input into chunks of at most ``chunk_size`` rows."""
         if self.split_input_fn is not None:
             return self.split_input_fn(model_input, chunk_size)
@@ -150,19 +160,15 @@ class GradCache:
     def forward_no_grad(
         self, model: Callable[..., Any], model_inputs: Sequence[Any]
     ) -> tuple[Tensor, list[ReplayState]]:
-        """Encode all chunks of one model without graph.
-
-        Returns:
-            The representations (N, D), and per chunk the random state that
-            :meth:`forward_backward` takes.
-        """
-        model_devices = devices_of(model)
-        reps, states = [], []
+        """Encode chunks without graph: reps (N, D), and per chunk what its replay needs."""
+        model_devices = [*devices_of(model), *started_accelerators()]
+        reps: list[Tensor] = []
+        states: list[ReplayState] = []
         for chunk in model_inputs:
-            devices = [*model_devices, *devices_of(self.get_input_tensors(chunk))]
+            devices = [*model_devices, *self.get_input_tensors(chunk)]
             chunk_reps, state = encode_without_graph(self._forward_of(model, chunk), devices)
             reps.append(chunk_reps)
-            states.append(state)
+            states.append(ChunkState(*state))
         return torch.cat(reps), states
 
     def build_cache(self, *reps: Tensor, **loss_kwargs: Any) -> tuple[list[Tensor], Tensor]:
@@ -175,14 +181,15 @@ class GradCache:
         def loss_fn(*leaves: Tensor) -> Tensor:
             return self.compute_loss(*leaves, **loss_kwargs)
 
-        return cache_gradients(loss_fn, reps, scaler=self.scaler)
+        with autocast_off():
+            return cache_gradients(loss_fn, reps, scaler=self.scaler)
 
     def forward_backward(
         self,
         model: Callable[..., Any],
         model_inputs: Sequence[Any],
         cached_gradients: Sequence[Tensor],
-        random_states: Sequence[ReplayState],
+        random_states: Sequence[ReplayState | RandContext],
         no_sync_except_last: bool = False,
     ) -> None:
         """Encode one model's chunks again and back-propagate their cached gradients.
@@ -190,95 +197,101 @@ class GradCache:
         Args:
             model: The encoder.
             model_inputs: Its chunks.
-            cached_gradients: (C, D) for each chunk.
-            random_states: What :meth:`forward_no_grad` returned for each chunk.
-            no_sync_except_last: Keep a DistributedDataParallel model from reducing gradients
-                before its last chunk.
+            cached_gradients: (C, D) of each chunk, as :meth:`build_cache` gave them.
+            random_states: What :meth:`forward_no_grad` gave for each chunk.
+            no_sync_except_last: Reduce gradients over processes after the last chunk only.
         """
         last = len(model_inputs) - 1
         chunks = zip(model_inputs, cached_gradients, random_states, strict=True)
         for i, (chunk, gradient, state) in enumerate(chunks):
+            random = state if isinstance(state, RandContext) else state.random
+            forward = self._forward_of(model, chunk)
             # Around forward and backward: DDP decides in the forward whether it will reduce.
-            with _no_sync(model, only_if=no_sync_except_last and i < last):
-                replay_chunk(self._forward_of(model, chunk), state.random, gradient)
+            with without_sync(model, only_if=no_sync_except_last and i < last), autocast_off():
+                replay_chunk(forward, random, gradient)
 
     def cache_step(
         self, *model_inputs: Any, no_sync_except_last: bool = False, **loss_kwargs: Any
     ) -> Tensor:
         """Add the gradient of the loss over the whole batch to the parameters' ``.grad``.
 
+        The very last chunk keeps its graph and is not encoded again, unless ``forward_no_grad`` or
+        ``forward_backward`` is overridden (they get all chunks) or its model reduces gradients (a
+        failing loss would leave the reduction half done).
+
         Args:
             *model_inputs: One input per model.
-            no_sync_except_last: One gradient reduction per DistributedDataParallel model instead of
-                one per chunk; a model that occurs several times reduces after its last use.
+            no_sync_except_last: One gradient reduction per DistributedDataParallel or fully sharded
+                model, after its last chunk of all, instead of one per chunk.
             **loss_kwargs: Passed on to the loss function.
 
         Returns:
             The loss, detached and not scaled.
 
         Raises:
-            ValueError: Not one input per model, no model that can be trained, or
-                ``no_sync_except_last`` with a model that has no ``no_sync``.
+            ValueError: Not one input per model, nothing to train, representations or a loss that do
+                not fit, ``no_sync_except_last`` with a model that reduces no gradients, or chunk
+                counts with which processes would wait forever. No gradient has been touched then.
         """
-        self._check_call(model_inputs, no_sync_except_last=no_sync_except_last)
+        check_number_of_inputs(len(model_inputs), len(self.models))
         chunks = [
-            self.split_inputs(x, size)
-            for x, size in zip(model_inputs, self.chunk_sizes, strict=True)
+            [*self.split_inputs(*x)] for x in zip(model_inputs, self.chunk_sizes, strict=True)
         ]
-        encoded = [self.forward_no_grad(*pair) for pair in zip(self.models, chunks, strict=True)]
-        gradients, loss = self.build_cache(*(reps for reps, _ in encoded), **loss_kwargs)
-        last_use = {id(model): i for i, model in enumerate(self.models)}
+        trains = [self._trains(*pair) for pair in zip(self.models, chunks, strict=True)]
+        check_step(self.models, chunks, trains, self.loss_fn, postponed=no_sync_except_last)
+        keeps = trains[-1] and self._may_keep_graph()
+        encoded = [
+            self._encode(model, parts, keep_last=keeps and parts is chunks[-1])
+            for model, parts in zip(self.models, chunks, strict=True)
+        ]
+        gradients, loss = self.build_cache(*(first.reps for first in encoded), **loss_kwargs)
+        kept = encoded[-1].kept
+        if kept is not None:  # before the others, to free its graph
+            with autocast_off():
+                backward_cached(kept, encoded[-1].kept_piece(gradients[-1]))
+        last_use = {id(model): i for i, model in enumerate(self.models) if trains[i]}
         for i, model in enumerate(self.models):
-            if not _is_trainable(model):
+            states = encoded[i].states
+            if not trains[i] or not states:
                 continue
-            states = encoded[i][1]
-            pieces = torch.split(gradients[i], [state.rows for state in states])
+            replayed = chunks[i][: len(states)]
+            pieces = encoded[i].replayed_pieces(gradients[i], self.chunk_sizes[i])
             used_again = last_use[id(model)] != i
-            with _no_sync(model, only_if=no_sync_except_last and used_again):
-                self.forward_backward(
-                    model,
-                    chunks[i],
-                    pieces,
-                    states,
-                    no_sync_except_last=no_sync_except_last and not used_again,
-                )
+            postponed = no_sync_except_last and not used_again
+            with without_sync(model, only_if=no_sync_except_last and used_again):
+                self.forward_backward(model, replayed, pieces, states, postponed)
         return loss
 
+    def _encode(
+        self, model: Callable[..., Any], chunks: Sequence[Any], *, keep_last: bool
+    ) -> EncodedModel:
+        if not keep_last:
+            return EncodedModel(*self.forward_no_grad(model, chunks))
+        reps, states = self.forward_no_grad(model, chunks[:-1]) if chunks[1:] else (None, [])
+        kept = check_reps(self._forward_of(model, chunks[-1])())
+        parts = [kept.detach()] if reps is None else [reps, kept.detach()]
+        return EncodedModel(torch.cat(parts), states, kept)
+
+    def _may_keep_graph(self) -> bool:
+        hooks = [getattr(h, "__func__", h) for h in (self.forward_no_grad, self.forward_backward)]
+        own = hooks == [GradCache.forward_no_grad, GradCache.forward_backward]
+        return own and not reduces_gradients(self.models[-1])
+
+    def _trains(self, model: Any, chunks: Sequence[Any]) -> bool:
+        """Whether there is a gradient to add: to the model, or through it to its input."""
+        tensors = (tensor for chunk in chunks for tensor in self.get_input_tensors(chunk))
+        return is_trainable(model) or any(tensor.requires_grad for tensor in tensors)
+
     def _forward_of(self, model: Callable[..., Any], chunk: Any) -> Callable[[], Tensor]:
+        surrounding = capture_autocast()  # the backward pass goes without
+
         def forward() -> Tensor:
-            with self._autocast(model, chunk):
-                return self.get_reps(self.model_call(model, chunk))
+            with surrounding(), self._autocast(model, chunk):
+                reps = check_reps(self.get_reps(self.model_call(model, chunk)))
+            return with_graph(reps) if torch.is_grad_enabled() else reps
 
         return forward
 
     def _autocast(self, model: Any, chunk: Any) -> AbstractContextManager[Any]:
-        if not self.fp16:
-            return nullcontext()
-        types = {device.type for device in devices_of(model, self.get_input_tensors(chunk))}
-        return torch.autocast(next(iter(types - {"cpu"}), "cpu"), dtype=torch.float16)
-
-    def _check_call(self, model_inputs: Sequence[Any], *, no_sync_except_last: bool) -> None:
-        if len(model_inputs) != len(self.models):
-            raise ValueError(
-                f"cache_step takes one input per model, found {len(model_inputs)} inputs "
-                f"for {len(self.models)} models"
-            )
-        loss_modules = [self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []
-        if not any(_is_trainable(part) for part in (*self.models, *loss_modules)):
-            raise ValueError("no model has a parameter that requires a gradient: nothing to train")
-        for i, model in enumerate(self.models):
-            if no_sync_except_last and not hasattr(model, "no_sync"):
-                raise ValueError(
-                    f"no_sync_except_last=True, but model {i} ({type(model).__name__}) has no "
-                    "no_sync: wrap it in DistributedDataParallel or leave the option off"
-                )
-
-
-def _is_trainable(model: Any) -> bool:
-    """Whether a module has a parameter to train; of another callable nothing is known: yes."""
-    return not isinstance(model, nn.Module) or any(p.requires_grad for p in model.parameters())
-
-
-def _no_sync(model: Any, *, only_if: bool) -> AbstractContextManager[Any]:
-    context: AbstractContextManager[Any] = model.no_sync() if only_if else nullcontext()
-    return context
+        devices = devices_of(model, self.get_input_tensors(chunk))
+        return float16_autocast(devices) if self.fp16 else nullcontext()

@@ -1,4 +1,4 @@
-"""The gradient cache in a few functions, shared by the class API and the training pipeline.
+"""The gradient cache in a few functions, shared by its class, its decorators and its towers.
 
     1. encode every chunk without a graph, remembering the random generators   encode_without_graph
     2. loss of all representations; keep its gradient w.r.t. each of them      cache_gradients
@@ -15,18 +15,15 @@ Letters: N rows, D dims, C chunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gc_dpr.grad_cache.chunking import restore_order
 from gc_dpr.grad_cache.rand_context import RandContext
 
 Scaler = torch.amp.GradScaler
-Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 class ReplayState(NamedTuple):
@@ -34,135 +31,6 @@ class ReplayState(NamedTuple):
 
     random: RandContext
     rows: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tower:
-    """One side of a batch: how to encode it and how it is cut.
-
-    Args:
-        encode: A padded chunk to its representations (C, D). Two towers may share one encoder.
-        chunks: Row numbers (C,) of each chunk; together each of 0..num_rows-1 exactly once.
-        pad: Row numbers (C,) to the padded chunk on the device. Called twice for a replayed chunk.
-        num_rows: N of this process; 0 is a process without a share, and then has no chunks.
-        embedding_dim: D, for a tower without rows, which no encoder can tell it.
-        devices: Where the encoder computes; its random generators are replayed. The first holds the
-            representations of a tower without rows.
-        trainable: False for an encoder whose parameters are all frozen: it is never replayed.
-        kept_graphs: The last so many chunks keep their graph from the first pass and are not
-            encoded again. Each costs the memory of one chunk's activations during the whole step.
-        dtype: Of the representations, for a tower without rows.
-    """
-
-    encode: Callable[[dict[str, Tensor]], Tensor]
-    chunks: Sequence[Tensor]
-    pad: Callable[[Tensor], dict[str, Tensor]]
-    num_rows: int
-    embedding_dim: int
-    devices: Sequence[torch.device]
-    trainable: bool = True
-    kept_graphs: int = 0
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self) -> None:
-        rows = sum(len(chunk) for chunk in self.chunks)
-        if rows != self.num_rows:
-            raise ValueError(f"the chunks hold {rows} rows, the tower {self.num_rows}")
-        if self.kept_graphs < 0:
-            raise ValueError(f"kept_graphs must be at least 0, found {self.kept_graphs}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _FirstPass:
-    """A tower after the first pass: per chunk either a graph was kept or a state for the replay."""
-
-    tower: Tower
-    reps: Tensor  # (N, D) without graph, in the order of the rows
-    graphs: Sequence[Tensor | None]  # (C, D) with graph, for the kept chunks
-    states: Sequence[ReplayState | None]  # for the chunks to replay
-
-
-def cached_step(
-    towers: Sequence[Tower],
-    loss_fn: Callable[..., Tensor],
-    *,
-    scaler: Scaler | None = None,
-    autocast: Autocast = nullcontext,
-) -> Tensor:
-    """Add the gradient of the loss of the whole batch to every parameter's ``.grad``.
-
-    Equal to ``loss_fn(*all representations).backward()`` in one piece, at the memory of one chunk.
-    If no trainable tower has more than one chunk, nothing is encoded twice. On several processes
-    ``loss_fn`` does what communication there is, and the caller adds up the gradients.
-
-    Args:
-        towers: The sides of the batch, in the order of the arguments of ``loss_fn``.
-        loss_fn: (N, D) per tower, float32 or float64, to a scalar. It runs once, outside autocast.
-            Parameters that it uses itself get their gradient too.
-        scaler: For fp16: the loss is scaled once, so all gradients are; the caller unscales.
-        autocast: Makes the context in which chunks are encoded, anew for each of them.
-
-    Returns:
-        The loss, detached and not scaled.
-
-    Raises:
-        ValueError: Representations that are not (C, D), a loss that is not a scalar or depends on
-            nothing that can be trained. No gradient has been touched then.
-    """
-    fits = all(len(tower.chunks) <= 1 for tower in towers if tower.trainable)
-    passes = [_first_pass(tower, autocast, keep_all=fits) for tower in towers]
-    trainable = [tower.trainable for tower in towers]
-    gradients, loss = cache_gradients(
-        loss_fn, [first.reps for first in passes], trainable=trainable, scaler=scaler
-    )
-    for first, gradient in zip(passes, gradients, strict=True):
-        if first.tower.trainable:
-            _second_pass(first, gradient, autocast)
-    return loss
-
-
-def _first_pass(tower: Tower, autocast: Autocast, *, keep_all: bool) -> _FirstPass:
-    """Encode all chunks; the last ones with a graph where the tower may keep it."""
-    count = len(tower.chunks)
-    kept = 0 if not tower.trainable else count if keep_all else min(tower.kept_graphs, count)
-    reps: list[Tensor] = []
-    graphs: list[Tensor | None] = [None] * count
-    states: list[ReplayState | None] = [None] * count
-    for i, rows in enumerate(tower.chunks):
-        forward = _forward_of(tower, rows, autocast)
-        if i >= count - kept:
-            graphs[i] = check_reps(forward(), rows=len(rows))
-            reps.append(graphs[i].detach())  # type: ignore[union-attr]
-        else:
-            chunk_reps, states[i] = encode_without_graph(forward, tower.devices, rows=len(rows))
-            reps.append(chunk_reps)
-    if not reps:
-        empty = (0, tower.embedding_dim)
-        joined = torch.zeros(empty, dtype=tower.dtype, device=tower.devices[0])
-    else:
-        joined = restore_order(reps, tower.chunks)
-    return _FirstPass(tower=tower, reps=joined, graphs=graphs, states=states)
-
-
-def _second_pass(first: _FirstPass, gradient: Tensor, autocast: Autocast) -> None:
-    """Back-propagate the cached gradient (N, D): kept graphs first, to free them, then replays."""
-    chunks = first.tower.chunks
-    for rows, graph in zip(chunks, first.graphs, strict=True):
-        if graph is not None:
-            backward_cached(graph, gradient[rows.to(gradient.device)])
-    for rows, state in zip(chunks, first.states, strict=True):
-        if state is not None:
-            forward = _forward_of(first.tower, rows, autocast)
-            replay_chunk(forward, state.random, gradient[rows.to(gradient.device)])
-
-
-def _forward_of(tower: Tower, rows: Tensor, autocast: Autocast) -> Callable[[], Tensor]:
-    def forward() -> Tensor:
-        chunk = tower.pad(rows)
-        with autocast():
-            return tower.encode(chunk)
-
-    return forward
 
 
 def encode_without_graph(
@@ -213,10 +81,17 @@ def cache_gradients(
     """
     needs = [True] * len(reps) if trainable is None else trainable
     leaves = [_leaf(r, requires_grad=needed) for r, needed in zip(reps, needs, strict=True)]
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # around the backward pass, too: it would follow the caller's
         for device_type in {leaf.device.type for leaf in leaves}:
             stack.enter_context(torch.autocast(device_type, enabled=False))
         loss = loss_fn(*leaves)
+        _check_loss(loss)
+        torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
+    gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
+    return gradients, loss.detach()
+
+
+def _check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"the loss function must return a scalar tensor, found {found}")
@@ -225,9 +100,6 @@ def cache_gradients(
             "the loss depends on nothing that can be trained: every tower is frozen, or the loss "
             "function detaches its inputs"
         )
-    torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
-    gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
-    return gradients, loss.detach()
 
 
 def _leaf(reps: Tensor, *, requires_grad: bool) -> Tensor:

@@ -37,11 +37,16 @@ class TokenizedTexts(NamedTuple):
 
     Attributes:
         tokens: The ids, unpadded, in the order of the texts.
-        truncated: How many of the texts were cut to the maximum length.
+        truncated_rows: Which of the texts were cut to the maximum length.
     """
 
     tokens: RaggedTokens
-    truncated: int
+    truncated_rows: tuple[int, ...] = ()
+
+    @property
+    def truncated(self) -> int:
+        """How many of the texts were cut."""
+        return len(self.truncated_rows)
 
 
 class TextTokenizer:
@@ -94,9 +99,10 @@ class TextTokenizer:
         rows = [encoding.ids for encoding in encodings]
         # Only a text that fills the whole length can have been cut; the other half of the test
         # builds Python objects.
-        truncated = sum(
-            len(row) == self.max_length and bool(encoding.overflowing)
-            for row, encoding in zip(rows, encodings, strict=True)
+        truncated = tuple(
+            number
+            for number, (row, encoding) in enumerate(zip(rows, encodings, strict=True))
+            if len(row) == self.max_length and encoding.overflowing
         )
         return TokenizedTexts(RaggedTokens.from_lists(rows), truncated)
 

@@ -23,8 +23,11 @@ from gc_dpr.distributed import (
 from gc_dpr.errors import GcDprError
 from gc_dpr.models import BiEncoder
 from gc_dpr.models.encoding import AUTOCAST_DTYPES
-from gc_dpr.training.batch_step import BatchOutcome, ChunkBudget, batch_gradients
+from gc_dpr.training.batch_outcome import BatchOutcome
+from gc_dpr.training.batch_step import batch_gradients
+from gc_dpr.training.chunk_budget import ChunkBudget
 from gc_dpr.training.loggers import StepLogger
+from gc_dpr.training.memory import KeptGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ logger = logging.getLogger(__name__)
 # What the processes add up: these come into each record under the same names.
 _COUNTS = (
     "masked_negatives", "truncated_questions", "truncated_passages", "fewer_negatives",
-    "passed_over_negatives", "tokens", "chunks",
+    "passed_over_negatives", "lone_questions", "tokens", "chunks", "replayed_chunks",
 )  # fmt: skip
 
 
@@ -57,8 +60,10 @@ class Trainer:
         scheduler: Advanced once per optimizer step that was really taken.
         device: Where the model is.
         precision: ``"fp32"``, ``"bf16"`` or ``"fp16"`` (with a gradient scaler).
-        question_budget: Chunk of the question tower.
-        passage_budget: Chunk of the passage tower.
+        question_budget: Chunk of the question tower; shrinks when it does not fit into memory.
+        passage_budget: Chunk of the passage tower; the same.
+        kept_graphs: Decides from the free memory which chunks are not encoded twice; ``None`` =
+            those that the budgets keep.
         temperature: Scores are divided by it.
         mask_known_positives: Known positives of a question are never its negatives.
         max_grad_norm: The true (unscaled, whole-batch) gradient is clipped to it.
@@ -70,6 +75,7 @@ class Trainer:
     device: torch.device
     question_budget: ChunkBudget
     passage_budget: ChunkBudget
+    kept_graphs: KeptGraphs | None = None
     precision: str = "fp32"
     temperature: float = 1.0
     mask_known_positives: bool = True
@@ -129,17 +135,7 @@ class Trainer:
     def _step(self, batch: Batch, *, step: int, epoch: int) -> dict[str, Any]:
         started = time.perf_counter()
         self.optimizer.zero_grad(set_to_none=True)
-        outcome = batch_gradients(
-            self.model,
-            batch,
-            question_budget=self.question_budget,
-            passage_budget=self.passage_budget,
-            device=self.device,
-            temperature=self.temperature,
-            mask_known_positives=self.mask_known_positives,
-            autocast_dtype=AUTOCAST_DTYPES[self.precision],
-            scaler=self.scaler if self.scaler.is_enabled() else None,
-        )
+        outcome = self._gradients(batch)
         totals = _over_processes(outcome, self.device)
         if not math.isfinite(totals["loss"]):
             raise _not_finite("loss", totals["loss"], step, batch)
@@ -166,6 +162,30 @@ class Trainer:
             "seconds": seconds,
             "questions_per_second": totals["questions"] / seconds,
         }
+
+    def _gradients(self, batch: Batch) -> BatchOutcome:
+        """Add up this process's gradients, and remember what fitted into memory."""
+        allowed = 0 if self.kept_graphs is None else self.kept_graphs.before_step()
+        outcome = batch_gradients(
+            self.model,
+            batch,
+            question_budget=self.question_budget,
+            passage_budget=self.passage_budget,
+            device=self.device,
+            temperature=self.temperature,
+            mask_known_positives=self.mask_known_positives,
+            autocast_dtype=AUTOCAST_DTYPES[self.precision],
+            scaler=self.scaler if self.scaler.is_enabled() else None,
+            kept_tokens=allowed,
+        )
+        if self.kept_graphs is not None:
+            self.kept_graphs.after_step(
+                largest_chunk=outcome.largest_chunk,
+                allowed=allowed,
+                allowed_at_last=outcome.kept_tokens,
+            )
+        self.question_budget, self.passage_budget = outcome.question_budget, outcome.passage_budget
+        return outcome
 
     def _clip(self) -> float:
         """Clip the summed gradients, unscaled; returns their norm before that."""

@@ -5,20 +5,24 @@ On CUDA the allocator counts. On Linux the kernel does: the high-water mark of t
 where loading took more than the work.
 
 Measure in a fresh process, started with MEASURING_ENVIRONMENT: memory that the C library kept
-from earlier work would hide what the work needs.
+from earlier work would hide what the work needs. extra_peak_in_subprocess does that.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import resource
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
+
+from gc_dpr.errors import GcDprError
 
 # One heap, and every block from 256 KiB on mapped for itself and given back when freed.
 MEASURING_ENVIRONMENT: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
@@ -42,6 +46,29 @@ def extra_peak_bytes(work: Callable[[], object], device: torch.device) -> int:
     _reset_high_water_mark()
     work()
     return _status_bytes("VmHWM") - before
+
+
+def extra_peak_in_subprocess(script: str | Path, arguments: Sequence[str], *, of: str) -> int:
+    """Run a script that prints its extra peak bytes as its last word, and return them.
+
+    Args:
+        script: The Python file.
+        arguments: Its command line.
+        of: What it measures, for the messages.
+
+    Raises:
+        GcDprError: The script failed.
+    """
+    print(f"memory of {of} ...", file=sys.stderr, flush=True)
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **MEASURING_ENVIRONMENT},
+    )
+    if done.returncode != 0:
+        raise GcDprError(f"the subprocess that measures {of} ended with {done.returncode}")
+    return int(done.stdout.split()[-1])
 
 
 def _give_free_memory_back() -> None:

@@ -10,14 +10,15 @@ Letters: N rows, L tokens, D dims, Q questions, P passages.
 from __future__ import annotations
 
 import contextlib
-import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import hydra
 import torch
+from machine_rate import flop_counter
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,13 +27,12 @@ from gc_dpr import config as schema
 from gc_dpr.cli.launch import config_folder, package_path
 from gc_dpr.cli.settings import to_settings
 from gc_dpr.cli.train_dense_encoder import start_model
-from gc_dpr.data import load_training_set
 from gc_dpr.data.collator import Batch, Collator
-from gc_dpr.errors import ConfigError
+from gc_dpr.data.records import TrainingExample
 from gc_dpr.grad_cache import GradCache, RaggedTokens
 from gc_dpr.losses import in_batch_nll
 from gc_dpr.models import BiEncoder, TextEncoder
-from gc_dpr.training.batch_step import ChunkBudget, batch_gradients, known_positives
+from gc_dpr.training.batch_step import ChunkBudget, batch_gradients
 
 Step = Callable[[], Tensor]  # forward and backward of the batch; returns the loss
 
@@ -46,7 +46,6 @@ class Workload:
         batch: As the collator makes it, its passages being distinct.
         device: Where the encoder computes.
         temperature: Of the loss.
-        excluded: (Q, P) known positives, masked in every variant.
         distinct_for_all: Let the other variants, too, encode each distinct passage only once.
     """
 
@@ -54,8 +53,19 @@ class Workload:
     batch: Batch
     device: torch.device
     temperature: float
-    excluded: Tensor
-    distinct_for_all: bool
+    distinct_for_all: bool = False
+
+    @cached_property
+    def excluded(self) -> Tensor:
+        """(Q, P) known positives of the questions, which are no negatives; for the other ways."""
+        batch = self.batch
+        questions = torch.arange(len(batch.questions))
+        owners = questions.repeat_interleave(batch.known_positive_counts)  # (known positives,)
+        equal = batch.known_positive_keys[:, None] == batch.passage_keys  # (known positives, P)
+        mask = torch.zeros(len(questions), len(batch.passage_keys), dtype=torch.int64)
+        mask = mask.index_add(0, owners, equal.long()) > 0  # (Q, P)
+        mask[questions, batch.positive_index] = False
+        return mask.to(self.device)
 
     def loss(self, question_reps: Tensor, passage_reps: Tensor) -> Tensor:
         """The training loss from all representations, (Q, D) and (P, D)."""
@@ -71,13 +81,35 @@ class Workload:
 
     def sides(self) -> list[tuple[TextEncoder, RaggedTokens]]:
         """Encoder and texts of the questions, then of the passages, for the other variants."""
-        passages = self.batch.passages
-        if not self.distinct_for_all:
-            passages = passages.select(self.batch.passage_rows)
+        work = self if self.distinct_for_all else self.every_candidate_apart()
         return [
             (self.model.question_encoder, self.batch.questions),
-            (self.model.passage_encoder, passages),
+            (self.model.passage_encoder, work.batch.passages),
         ]
+
+    def every_candidate_apart(self) -> Workload:
+        """The same batch with one row of ``passages`` for each candidate, the same or not."""
+        passages = self.batch.passages.select(self.batch.passage_rows)
+        rows = torch.arange(len(passages))
+        return replace(self, batch=replace(self.batch, passages=passages, passage_rows=rows))
+
+    def flat_gradient(self) -> Tensor:
+        """The gradients of all parameters in one piece, copied."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return torch.cat([gradient.flatten() for gradient in gradients])
+
+    def timed(self, step: Step) -> float:
+        """Seconds of one step from zeroed gradients."""
+        self.model.zero_grad(set_to_none=False)
+        self._wait()
+        started = time.perf_counter()
+        step()
+        self._wait()
+        return time.perf_counter() - started
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 @dataclass
@@ -85,13 +117,14 @@ class Counts:
     """What went through the encoders in one step.
 
     Texts and tokens are counted in the pass with a graph, which every encoded text goes through
-    once; ``forwards`` counts texts in all passes.
+    once; ``forwards`` counts texts in all passes, ``flops`` the operations of all matrix products.
     """
 
     texts: int = 0
     tokens: int = 0
     padded_tokens: int = 0
     forwards: int = 0
+    flops: int = 0
 
     @property
     def padding(self) -> float:
@@ -101,29 +134,40 @@ class Counts:
 
 @contextlib.contextmanager
 def counting(model: BiEncoder) -> Iterator[Counts]:
-    """Count what the encoders are called with."""
+    """Count what the encoders are called with, at their token embeddings.
+
+    Not at the transformer itself: sentence-transformers calls its forward past all hooks.
+    """
     counts = Counts()
-
-    def count(_: nn.Module, args: tuple[Any, ...], chunk: dict[str, Tensor]) -> None:
-        counts.forwards += len(chunk["input_ids"])
-        if torch.is_grad_enabled():
-            counts.texts += len(chunk["input_ids"])
-            counts.tokens += int(chunk["attention_mask"].sum())
-            counts.padded_tokens += chunk["input_ids"].numel()
-
     encoders = {model.question_encoder, model.passage_encoder}
-    hooks = [x.register_forward_pre_hook(count, with_kwargs=True) for x in encoders]
+
+    def count_for(encoder: TextEncoder) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def count(_: nn.Module, args: tuple[Any, ...]) -> None:
+            ids = args[0]  # (N, L)
+            counts.forwards += len(ids)
+            if torch.is_grad_enabled():
+                counts.texts += len(ids)
+                counts.tokens += int((ids != encoder.pad_token_id).sum())
+                counts.padded_tokens += ids.numel()
+
+        return count
+
+    hooks = [
+        encoder.transformer.get_input_embeddings().register_forward_pre_hook(count_for(encoder))
+        for encoder in encoders
+    ]
     try:
-        yield counts
+        with flop_counter() as flops:
+            yield counts
+        counts.flops = flops.get_total_flops()
     finally:
         for hook in hooks:
             hook.remove()
 
 
 def build_workload(
-    train_file: str | Path,
+    examples: Sequence[TrainingExample],
     *,
-    questions: int,
     layers: int | None = None,
     dropout: float = 0.0,
     device: str = "cpu",
@@ -132,39 +176,32 @@ def build_workload(
     """Load the encoder of experiment=squad_sample_cpu and make one batch, as the trainer would.
 
     Args:
-        train_file: DPR training JSON.
-        questions: Q, a random sample that is the same in every run; each brings its positive and
-            one hard negative.
+        examples: The questions; each brings its positive and one hard negative.
         layers: Keep only the first so many of the encoder's; None keeps all.
         dropout: Everywhere in the encoder.
         device: Where the encoder computes.
         distinct_for_all: See Workload.
 
     Raises:
-        GcDprError: The data has fewer questions, or something is missing.
+        GcDprError: The encoder is missing.
     """
     settings = _recipe(layers=layers, dropout=dropout)
     model = start_model(settings).to(device).train()
-    examples = load_training_set(train_file).examples
-    if questions > len(examples):
-        raise ConfigError(f"a batch of {questions}: {train_file} has {len(examples)} questions")
     collator = Collator(
         model.question_tokenizer,
         model.passage_tokenizer,
         seed=settings.train.seed,
         hard_negatives=1,
     )
-    batch = collator([(0, example) for example in random.Random(0).sample(examples, questions)])
     for parameter in model.parameters():
         # Written to: weights and gradients are then in memory before anything is measured.
         parameter.data = parameter.data.clone()
         parameter.grad = torch.empty_like(parameter).fill_(0)
     return Workload(
         model=model,
-        batch=batch,
+        batch=collator([(0, example) for example in examples]),
         device=torch.device(device),
         temperature=settings.train.temperature,
-        excluded=known_positives(batch, torch.device(device)),
         distinct_for_all=distinct_for_all,
     )
 
@@ -182,12 +219,19 @@ def _recipe(*, layers: int | None, dropout: float) -> Any:
 
 
 def by_token_budget(
-    work: Workload, *, question_tokens: int, passage_tokens: int, kept: int
+    work: Workload,
+    *,
+    question_tokens: int,
+    passage_tokens: int,
+    kept: int,
+    masked: bool = True,
+    autocast_dtype: torch.dtype | None = None,
 ) -> Step:
     """The toolkit's step: chunks of texts of similar length, up to a number of padded tokens.
 
     Sorting, padding and finding the known positives are part of it; the other variants have their
-    padding and mask prepared. ``kept`` chunks of each side are not encoded twice.
+    padding and mask prepared. ``kept`` chunks of each side are not encoded twice. Not ``masked``,
+    known positives count as negatives.
     """
 
     def step() -> Tensor:
@@ -198,6 +242,8 @@ def by_token_budget(
             passage_budget=ChunkBudget(passage_tokens, kept=kept),
             device=work.device,
             temperature=work.temperature,
+            mask_known_positives=masked,
+            autocast_dtype=autocast_dtype,
         ).loss
 
     return step

@@ -5,12 +5,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gc_dpr.data import Passage, TrainingExample
-from gc_dpr.data.collator import Collator, build_loader, known_positive_mask
+from gc_dpr.data.collator import Collator, build_loader
 from gc_dpr.data.identity import passage_key
+from gc_dpr.data.known_positives import KnownPositives
 from gc_dpr.data.sampler import EpochBatchSampler
 from gc_dpr.grad_cache.chunking import RaggedTokens
 
@@ -18,7 +17,7 @@ from gc_dpr.grad_cache.chunking import RaggedTokens
 @dataclass
 class Tokenized:
     tokens: RaggedTokens
-    truncated: int
+    truncated_rows: list[int]
 
 
 LIMIT = 12
@@ -28,7 +27,8 @@ def tokenize(texts):
     assert texts, "tokenizers refuse an empty list"
     rows = [[ord(letter) for letter in text] for text in texts]
     return Tokenized(
-        RaggedTokens.from_lists([row[:LIMIT] for row in rows]), sum(len(r) > LIMIT for r in rows)
+        RaggedTokens.from_lists([row[:LIMIT] for row in rows]),
+        [number for number, row in enumerate(rows) if len(row) > LIMIT],
     )
 
 
@@ -55,12 +55,13 @@ def texts(tokens):
 
 
 def mask_of(batch):
-    return known_positive_mask(
+    excluded = KnownPositives(
         batch.known_positive_keys,
         batch.known_positive_counts,
         batch.passage_keys,
         batch.positive_index,
     )
+    return excluded(slice(0, len(batch.positive_index)), slice(0, len(batch.passage_keys)))
 
 
 def test_two_one_and_no_negatives():
@@ -83,6 +84,21 @@ def test_counts():
     assert texts(batch.passages) == ["|a long ques", "|short", "|a long pass", "|o"]
     assert (batch.truncated_questions, batch.truncated_passages) == (1, 2)
     assert (batch.fewer_negatives, batch.passed_over_negatives) == (1, 1)
+
+
+def test_a_text_that_occurs_again_is_encoded_once_and_counted_where_it_stands():
+    """Two questions alike, one of them cut; a passage that is cut stands for three candidates."""
+    long = "a passage beyond the limit"
+    first = example("the same question", [long])
+    second = example("the same question", [], positives=[long])
+    third = example("other", [long, "b"])
+    batch = make()([(0, e) for e in (first, second, third)])
+    assert texts(batch.questions) == ["the same que", "other?"]
+    assert batch.question_rows.tolist() == [0, 0, 1]
+    assert texts(batch.passages) == ["|the same qu", "|a passage b", "|other+", "|b"]
+    assert batch.passage_rows.tolist() == [0, 1, 1, 2, 1, 3]
+    assert (batch.truncated_questions, batch.truncated_passages) == (2, 4)
+    assert len(batch.example_ids) == len(batch.positive_index) == 3
 
 
 def test_no_share_gives_a_batch_without_rows():
@@ -126,26 +142,6 @@ def test_repeated_positive_counts_once():
     keys = [passage_key(Passage("", "", text)) for text in ("P", "Q")]
     assert batch.known_positive_keys.tolist() == keys
     assert batch.known_positive_counts.tolist() == [2]
-
-
-@settings(deadline=None)
-@given(data=st.data())
-def test_mask_equals_the_definition(data):
-    columns = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=12))
-    rows = data.draw(st.lists(st.lists(st.integers(0, 8), max_size=4), max_size=6))
-    labels = [data.draw(st.integers(0, len(columns) - 1)) for _ in rows]
-    mask = known_positive_mask(
-        torch.tensor([key for row in rows for key in row], dtype=torch.int64),
-        torch.tensor([len(row) for row in rows], dtype=torch.int64),
-        torch.tensor(columns),
-        torch.tensor(labels, dtype=torch.int64),
-    )
-    wanted = [
-        [columns[p] in row and p != label for p in range(len(columns))]
-        for row, label in zip(rows, labels, strict=True)
-    ]
-    assert mask.shape == (len(rows), len(columns))
-    assert mask.tolist() == wanted
 
 
 EXAMPLES = [

@@ -1,8 +1,10 @@
 """The class against autograd through the same chunks; every kind of input and every hook."""
 
 from collections import UserDict
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ from toy_towers import (
     random_tokens,
 )
 
-from gc_dpr.grad_cache import GradCache
+from gc_dpr.grad_cache import GradCache, RandContext
 
 POSITIVE_INDEX = torch.tensor([0, 3, 4, 6, 10, 11, 13])
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -285,14 +287,26 @@ def test_module_that_takes_one_tensor_is_called_with_it():
     ("arguments", "message"),
     [
         ({"chunk_sizes": [2, 3, 4]}, "found 3 sizes for 2 models"),
-        ({"chunk_sizes": 0}, r"at least 1, found \[0, 0\]"),
+        ({"chunk_sizes": 0}, r"at least 1, found 0"),
         ({"chunk_sizes": [4, -1]}, "at least 1"),
+        ({"chunk_sizes": []}, "found 0 sizes for 2 models"),
         ({"chunk_sizes": 4, "fp16": True}, "needs scaler"),
+        ({"chunk_sizes": 4, "models": []}, "models is empty"),
     ],
 )
 def test_wrong_construction(arguments, message):
     with pytest.raises(ValueError, match=message):
-        GradCache(encoders_of(), loss_fn=loss_fn, **arguments)
+        GradCache(**{"models": encoders_of(), "loss_fn": loss_fn, **arguments})
+
+
+@pytest.mark.parametrize("sizes", [True, 2.0, [2, 2.5], [False, 3], "ab", None])
+def test_chunk_sizes_must_be_whole_numbers(sizes):
+    with pytest.raises(TypeError, match="whole numbers of rows"):
+        GradCache(encoders_of(), sizes, loss_fn)
+
+
+def test_chunk_sizes_of_numpy():
+    assert GradCache(encoders_of(), numpy.int64(3), loss_fn).chunk_sizes == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -321,3 +335,214 @@ def test_wrong_outputs_and_kinds():
         encoder.requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to train"):
         GradCache(encoders, 3, loss_fn)(QUESTIONS, PASSAGES)
+
+
+def sum_loss(*reps):
+    return sum(r.square().sum() for r in reps)
+
+
+def test_last_chunk_keeps_its_graph():
+    encoders = encoders_of()
+    cache = GradCache(encoders, [3, 5], loss_fn)
+    compare(
+        lambda: cache(QUESTIONS, PASSAGES),
+        lambda: plain_step(encoders, (3, 5)),
+        encoders,
+        1e-12,
+    )
+    clear_gradients(*encoders)
+    cache(QUESTIONS, PASSAGES)
+    assert encoders[0].calls == [(n, graph) for graph in (False, True) for n in (3, 3, 1)]
+    first, second = [(5, False)] * 3 + [(1, True)], [(5, True)] * 3
+    assert encoders[1].calls == first + second
+
+
+def test_a_single_chunk_is_encoded_once():
+    encoder = make_encoder()
+    GradCache([encoder], 7, sum_loss)(QUESTIONS)
+    assert encoder.calls == [(7, True)]
+
+
+@pytest.mark.parametrize("size", [3, 7])
+def test_bfloat16_around_the_whole_step(size):
+    """The loss and the backward pass stay outside autocast, so the reps' gradient is exact."""
+    encoders, dtypes = encoders_of(dtype=torch.float32), []
+    encoders[0].hidden.register_forward_hook(lambda module, args, out: dtypes.append(out.dtype))
+    positives = POSITIVE_INDEX
+
+    def around_step():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return GradCache(encoders, [size, 16], loss_fn)(QUESTIONS, PASSAGES)
+
+    def around_forward(question_reps, passage_reps):
+        return nll(question_reps.float(), passage_reps.float(), positives)
+
+    def plain():
+        loss_of = torch.autocast("cpu", enabled=False)(around_forward)
+        reps = []
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for encoder, inputs, n in zip(encoders, (QUESTIONS, PASSAGES), (size, 16), strict=True):
+                ids, mask = inputs["input_ids"], inputs["attention_mask"]
+                reps.append(torch.cat([encoder(ids[s], mask[s]) for s in slices(len(ids), n)]))
+        loss = loss_of(*reps)
+        loss.backward()
+        return loss.detach()
+
+    compare(around_step, plain, encoders, 1e-2 if size == 3 else 1e-6)
+    assert set(dtypes) == {torch.bfloat16}
+
+
+def test_frozen_input_gradient_is_not_lost():
+    """A learned prompt in front of a frozen encoder."""
+    encoder = nn.Linear(3, 2).requires_grad_(False)
+    prompt = torch.randn(5, 3, requires_grad=True)
+    GradCache([encoder], 2, sum_loss)(prompt)
+    found, prompt.grad = prompt.grad, None
+    sum_loss(encoder(prompt)).backward()
+    assert torch.allclose(found, prompt.grad)
+
+
+def test_frozen_model_inside_a_function_gets_nothing():
+    frozen, trained = make_encoder().requires_grad_(False), make_encoder()
+    cache = GradCache([lambda **x: frozen(**x), trained], 3, loss_fn)
+    compare(
+        lambda: cache(QUESTIONS, PASSAGES),
+        lambda: plain_step([frozen, trained], (3, 3)),
+        [trained],
+        1e-12,
+    )
+    assert all(p.grad is None for p in frozen.parameters())
+
+
+def test_several_positive_inputs_and_nothing_but_the_loss_to_train():
+    encoders = encoders_of()
+    for encoder in encoders:
+        encoder.requires_grad_(False)
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+        def forward(self, question_reps, passage_reps):
+            return loss_fn(question_reps * self.scale, passage_reps)
+
+    loss = Scaled()
+    GradCache(encoders, 3, loss)(QUESTIONS, PASSAGES)
+    assert float(loss.scale.grad) != 0
+
+
+def package_states(self, model, model_inputs):
+    """As a subclass of the package's class does it: random contexts, which know no rows."""
+    states, reps = [], []
+    with torch.no_grad():
+        for chunk in model_inputs:
+            states.append(RandContext(*self.get_input_tensors(chunk)))
+            reps.append(self.get_reps(self.model_call(model, chunk)))
+    return torch.cat(reps), states
+
+
+def package_replay(self, model, model_inputs, cached_gradients, random_states, postponed=False):
+    """The package's signature and its way: enter the state, back-propagate a surrogate."""
+    for chunk, gradient, state in zip(model_inputs, cached_gradients, random_states, strict=True):
+        with state:
+            reps = self.get_reps(self.model_call(model, chunk))
+        torch.dot(reps.flatten(), gradient.flatten()).backward()
+
+
+@pytest.mark.parametrize("first", [None, package_states])
+@pytest.mark.parametrize("second", [None, package_replay])
+def test_subclasses_written_for_the_package(first, second):
+    hooks = {"forward_no_grad": first, "forward_backward": second}
+    kind = type("Own", (GradCache,), {name: hook for name, hook in hooks.items() if hook})
+    encoders = encoders_of()
+    cache = kind(encoders, [3, 5], loss_fn)
+    compare(
+        lambda: cache(QUESTIONS, PASSAGES),
+        lambda: plain_step(encoders, (3, 5)),
+        encoders,
+        1e-12,
+    )
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "tuple"])
+def test_inputs_of_any_type_with_split_input_fn(kind):
+    """The package's heuristics for calling a model with chunks that hold no tensors."""
+    encoder = nn.Embedding(VOCABULARY, 2)
+
+    def model(rows, scale=(1.0,)):
+        return encoder(torch.tensor(rows)) * scale[0]
+
+    def split_input_fn(rows, size):
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            yield {
+                "list": [part],
+                "dict": {"rows": part, "scale": (3.0,)},
+                "tuple": ([part], {"scale": (3.0,)}),
+            }[kind]
+
+    GradCache([model], 2, sum_loss, split_input_fn)([1, 2, 2, 5, 7])
+    found, encoder.weight.grad = encoder.weight.grad, None
+    sum_loss(model([1, 2, 2, 5, 7], (1.0 if kind == "list" else 3.0,))).backward()
+    assert torch.allclose(found, encoder.weight.grad)
+
+
+def untouched_after(error, message, encoders, *args, **kwargs):
+    clear_gradients(*encoders)
+    with pytest.raises(error, match=message):
+        GradCache(encoders, *args, **kwargs)(QUESTIONS, PASSAGES)
+    return all(p.grad is None for encoder in encoders for p in encoder.parameters())
+
+
+def failing_loss(*reps):
+    raise ZeroDivisionError("of the user")
+
+
+def test_no_gradient_is_touched_by_a_fault():
+    other_width = [make_encoder(seed=1), make_encoder(seed=2, dim=5)]
+    assert untouched_after(RuntimeError, "shapes cannot be multiplied", other_width, 3, loss_fn)
+    assert untouched_after(ZeroDivisionError, "user", encoders_of(), 3, failing_loss)
+    assert untouched_after(ValueError, "scalar", encoders_of(), 3, lambda q, p: q.sum(1))
+    no_chunk = untouched_after(ValueError, "no chunk at all", encoders_of(), 3, loss_fn, empty_list)
+    assert no_chunk
+
+
+def empty_list(model_input, chunk_size):
+    return []
+
+
+def test_loss_that_is_not_a_number_is_returned():
+    encoders = encoders_of()
+    before = [p.detach().clone() for encoder in encoders for p in encoder.parameters()]
+    loss = GradCache(encoders, 3, lambda q, p: loss_fn(q, p) * torch.nan)(QUESTIONS, PASSAGES)
+    assert torch.isnan(loss)
+    assert not loss.requires_grad
+    after = [p for encoder in encoders for p in encoder.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert all(torch.isnan(g).any() for g in gradients_of(*encoders))
+
+
+def test_input_without_rows():
+    encoder = nn.Linear(3, 2)
+    loss = GradCache([encoder, encoder], 2, sum_loss)(torch.ones(0, 3), torch.ones(3, 3))
+    found, encoder.weight.grad = encoder.weight.grad, None
+    sum_loss(encoder(torch.ones(3, 3))).backward()
+    assert torch.allclose(found, encoder.weight.grad)
+    assert loss > 0
+
+
+def test_inputs_whose_rows_differ():
+    mask = QUESTIONS["attention_mask"][:5]
+    cache = GradCache(encoders_of(), 3, loss_fn)
+    with pytest.raises(ValueError, match=r"found \{'input_ids': 7, 'attention_mask': 5\}"):
+        cache({**QUESTIONS, "attention_mask": mask}, PASSAGES)
+
+
+def test_frozen_tower_needs_no_wrapper():
+    """DistributedDataParallel refuses to wrap a model without a parameter to train."""
+    encoders = encoders_of()
+    encoders[0].requires_grad_(False)
+    encoders[1].no_sync = nullcontext
+    GradCache(encoders, 3, loss_fn)(QUESTIONS, PASSAGES, no_sync_except_last=True)
+    assert encoders[1].output.weight.grad is not None

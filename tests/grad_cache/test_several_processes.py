@@ -30,7 +30,9 @@ NEGATIVES = [2, 0, 1, 3, 0, 1, 2, 0, 1]  # hard negatives of each question, ragg
 SIZES = [1 + count for count in NEGATIVES]
 QUESTIONS, PASSAGES = random_tokens(9, seed=3), random_tokens(sum(SIZES), seed=4)
 POSITIVES = torch.tensor([sum(SIZES[:i]) for i in range(9)])
-COLLECTIVES = ("all_gather_into_tensor", "all_reduce", "broadcast", "barrier", "reduce_scatter")
+# torch 2.13 renamed the first.
+ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+COLLECTIVES = (ALL_GATHER, "all_reduce", "broadcast", "barrier", "reduce_scatter")
 
 
 def share_of(shares, rank):
@@ -205,7 +207,7 @@ def check_training(per_rank, shared):
         assert correct == per_rank[0][4]
         # B34: three exchanges forward, one reduction of passage gradients, two for the parameters,
         # however many chunks a rank has and whether it has any rows.
-        expected = {"all_gather_into_tensor": 3, "all_reduce": 1 + 2}
+        expected = {ALL_GATHER: 3, "all_reduce": 1 + 2}
         assert counts == [({**dict.fromkeys(COLLECTIVES, 0), **expected}, 2)] * 3
 
 

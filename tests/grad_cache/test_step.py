@@ -77,7 +77,11 @@ def test_kept_graphs_change_nothing_but_the_number_of_forwards(kept):
     compare(lambda: cached_step(towers, loss_fn), lambda: plain_step(towers), encoders, 1e-12)
     clear_gradients(*encoders)
     cached_step(towers, loss_fn)
-    assert [len(encoder.calls) for encoder in encoders] == [6 - min(kept, 3), 8 - min(kept, 4)]
+    # the very last chunk of the step is always kept: its activations would be alone in memory
+    assert [len(encoder.calls) for encoder in encoders] == [
+        6 - min(kept, 3),
+        8 - min(max(kept, 1), 4),
+    ]
 
 
 @pytest.mark.parametrize("budget", [1, 9, 20, 10**6])
@@ -124,10 +128,9 @@ def test_replay_draws_the_same_masks_and_chunks_draw_different_ones():
         devices=tower.devices,
     )
     cached_step([same_text], lambda reps: reps.sum())
-    first, second, first_again, second_again = drawn
+    first, second, first_again = drawn  # the second's graph is kept
     assert not torch.equal(first, second)
     assert torch.equal(first, first_again)
-    assert torch.equal(second, second_again)
 
 
 def test_gradients_add_up_over_steps():
@@ -150,7 +153,7 @@ def test_forwards_of_a_chunked_batch():
     cached_step(make_towers(*encoders, sizes=(7, 10)), loss_fn)
     assert [encoder.calls for encoder in encoders] == [
         [(7, False), (7, True)],
-        [(10, False), (6, False), (10, True), (6, True)],
+        [(10, False), (6, True), (10, True)],
     ]
 
 

@@ -13,12 +13,20 @@ import torch
 
 from gc_dpr import distributed
 
-# Forked from a server that has imported torch once: a process is there in milliseconds. Plain fork
-# would inherit autograd's threads from the test process. An optimizer's first step or DDP imports
-# torch._dynamo, which alone takes seconds.
+# Forked from a server that has imported everything once: a process is there in milliseconds. Plain
+# fork would inherit autograd's threads from the test process. An optimizer's first step or DDP
+# imports torch._dynamo, which alone takes seconds, and so does the training with transformers.
 _context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 if sys.platform == "linux":
-    _context.set_forkserver_preload(["pytest", "torch", "torch._dynamo", "gc_dpr.distributed"])
+    _context.set_forkserver_preload(
+        [
+            "pytest",
+            "torch._dynamo",
+            "torch.distributed.fsdp",
+            "transformers.models.bert.modeling_bert",
+            "gc_dpr.training.trainer",
+        ]
+    )
 
 
 class ProcessFailedError(Exception):

@@ -35,7 +35,7 @@ def token_ids(passage):
 
 def fake_tokenize(passages):
     lists = [token_ids(passage) for passage in passages]
-    cut = sum(len(line) > MAX_LENGTH for line in lists)
+    cut = tuple(row for row, line in enumerate(lists) if len(line) > MAX_LENGTH)
     return TokenizedTexts(RaggedTokens.from_lists([line[:MAX_LENGTH] for line in lists]), cut)
 
 
@@ -119,7 +119,7 @@ def test_short_passages_are_not_padded_to_the_maximum(tmp_path):
         return np.ones((len(tokens), DIM))
 
     def tokenize(passages):
-        return TokenizedTexts(RaggedTokens.from_lists([[5] * 10] * len(passages)), 0)
+        return TokenizedTexts(RaggedTokens.from_lists([[5] * 10] * len(passages)))
 
     _, (counts,) = encode_all(
         tmp_path, corpus(1000), tokenize=tokenize, encode=encode, batch_tokens=2560
@@ -132,7 +132,7 @@ def test_short_passages_are_not_padded_to_the_maximum(tmp_path):
 def test_the_padding_share_is_counted(tmp_path):
     def tokenize(passages):
         lists = [[5] * (2 + 4 * row) for row in range(len(passages))]  # 2 and 6 tokens
-        return TokenizedTexts(RaggedTokens.from_lists(lists), 0)
+        return TokenizedTexts(RaggedTokens.from_lists(lists))
 
     _, (counts,) = encode_all(tmp_path, corpus(2), tokenize=tokenize, batch_tokens=12)
     assert (counts.tokens, counts.padded_tokens) == (8, 12)

@@ -234,9 +234,12 @@ def test_every_number_of_a_record(tiny_encoder_dir):
     assert first["tokens"] == tokens
     assert first["chunks"] == chunks
     assert first["padding_share"] == pytest.approx(1 - tokens / computed)
-    whole = [len(before.passage_encoder.tokenizer(p.title, p.text)["input_ids"]) for p in distinct]
+    # every candidate counts here, so that the number does not depend on how a batch is shared out
+    whole = [len(before.passage_encoder.tokenizer(p.title, p.text)["input_ids"]) for p in passages]
     assert first["truncated_passages"] == sum(length > 48 for length in whole)
-    assert 0 < first["truncated_passages"] < len(distinct)
+    assert 0 < first["truncated_passages"] < len(passages)
+    assert first["replayed_chunks"] == chunks - 1
+    assert first["lone_questions"] == 0
     assert first["truncated_questions"] == 0
     assert first["questions_per_second"] == pytest.approx(5 / first["seconds"])
     assert json.loads(json.dumps(first)) == first
@@ -405,7 +408,8 @@ def test_a_token_budget_bounds_the_chunks(tiny_encoder_dir):
         model, batch, question_budget=ChunkBudget(10**6), passage_budget=budget, device=CPU
     )
     chunks = outcome.chunks - 1
-    assert len(widths) == 2 * chunks
+    assert len(widths) == 2 * chunks - 1  # the last one keeps its graph
+    assert outcome.replayed_chunks == chunks  # the question chunk, and all passages' but the last
     assert all(rows * length <= 100 for rows, length in widths)
     assert sum(rows for rows, _ in widths[:chunks]) == len(set(batch.passage_keys.tolist()))
 
@@ -434,10 +438,12 @@ def test_kept_chunks_are_not_encoded_twice_and_change_nothing(tiny_encoder_dir, 
 
     replayed, expected, twice = gradients(0)
     outcome, found, forwards = gradients(kept)
-    assert twice == 2 * replayed.chunks
+    assert twice == 2 * replayed.chunks - 1  # the very last chunk is always kept
+    assert replayed.replayed_chunks == replayed.chunks - 1
     questions = len(length_sorted_chunks(batch.questions.lengths, max_tokens=60))
     passages = replayed.chunks - questions
     assert forwards == 2 * replayed.chunks - min(kept, questions) - min(kept, passages)
+    assert outcome.replayed_chunks == forwards - outcome.chunks
     torch.testing.assert_close(outcome.loss, replayed.loss, rtol=1e-12, atol=1e-12)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-12)

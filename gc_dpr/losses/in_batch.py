@@ -22,9 +22,10 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from gc_dpr.distributed import gather_integers, gather_rows_with_gradient, rank, world_size
+from gc_dpr.losses.blocks import ExcludedPairs
+from gc_dpr.losses.blockwise import blockwise_nll
 
 
 class InBatchLoss(NamedTuple):
@@ -35,12 +36,17 @@ class InBatchLoss(NamedTuple):
         correct: Scalar int64; own questions whose positive has the highest score.
         questions: Q, over all processes.
         candidates: P, over all processes: what each question chooses from.
+        excluded_pairs: Scalar int64; own question-passage pairs that were taken out.
+        lone_questions: Scalar int64; own questions left with their positive as the only candidate.
+            Their loss is 0, and nothing is learned from them.
     """
 
     loss: Tensor
     correct: Tensor
     questions: int
     candidates: int
+    excluded_pairs: Tensor
+    lone_questions: Tensor
 
 
 def in_batch_nll(
@@ -48,16 +54,19 @@ def in_batch_nll(
     passage_reps: Tensor,
     positive_index: Tensor,
     *,
-    temperature: float = 1.0,
-    excluded: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    excluded: ExcludedPairs | None = None,
     gradient_reduction: Literal["sum", "mean"] = "sum",
+    question_block: int | None = None,
+    passage_block: int | None = None,
 ) -> InBatchLoss:
     """Negative log-likelihood of each question's positive among the passages of all processes.
 
     For question i with positive p(i): ``-log softmax_j(q_i . p_j / temperature)[p(i)]``, averaged
     over the questions of all processes. Every process must call it, also one without questions or
     passages (then with representations of 0 rows), and run its backward pass. Computed in float32,
-    or in float64 where a representation is float64, whatever autocast says.
+    or in float64 where a representation is float64, whatever autocast says, and in blocks: never
+    more than one block of scores is held (:mod:`gc_dpr.losses.blockwise`).
 
     Source: Karpukhin et al. 2020, arXiv 2004.04906, section 3.2.
 
@@ -65,18 +74,22 @@ def in_batch_nll(
         question_reps: (Q, D) of this process.
         passage_reps: (P, D) of this process: positives and hard negatives in any order.
         positive_index: (Q,) int64; the row of each question's positive in this ``passage_reps``.
-        temperature: Divides the scores; 1 leaves dot products as they are.
+        temperature: Divides the scores; 1 leaves dot products as they are. A tensor of one element
+            may need a gradient, and gets the gradient of this process's share.
         excluded: (Q, P of all processes) bool, columns in rank order; True takes a passage out of
-            a question's candidates, say because it is another positive of that question.
+            a question's candidates, say because it is another positive of that question. Or a
+            function of (rows, columns), two slices, that returns that block of it.
         gradient_reduction: How the processes' parameter gradients are combined after the backward
             pass: ``"sum"`` by ``sum_gradients``, ``"mean"`` by DistributedDataParallel.
+        question_block: Questions of a block; ``None``: 1024 on a CPU, 2048 elsewhere.
+        passage_block: Passages of a block; ``None``: 2048 on a CPU, 8192 elsewhere.
 
     Returns:
         The share of the loss and its counts. A loss that is not finite is returned as it is.
 
     Raises:
-        ValueError: Shapes, the range of ``positive_index`` or the temperature do not fit, a
-            positive is excluded, or there is no question on any process.
+        ValueError: Shapes, the range of ``positive_index``, the temperature or a block size do not
+            fit, a positive is excluded, or there is no question on any process.
 
     Example:
         >>> reps = 10 * torch.eye(3)
@@ -95,24 +108,38 @@ def in_batch_nll(
     dtype = torch.promote_types(question_reps.dtype, passage_reps.dtype)
     dtype = dtype if dtype == torch.float64 else torch.float32
     with torch.autocast(question_reps.device.type, enabled=False):
-        passages = gather_rows_with_gradient(passage_reps.to(dtype))  # (P of all, D)
-        scores = question_reps.to(dtype) @ passages.T / temperature  # (Q, P of all)
-        if excluded is not None:
-            excluded = excluded.to(scores.device)
-            _check_excluded(excluded, scores, labels)
-            scores = scores.masked_fill(excluded, -math.inf)
-        loss = F.cross_entropy(scores, labels, reduction="sum") / questions
+        losses = blockwise_nll(
+            _divided(question_reps.to(dtype), temperature),  # (Q, D), a P-th of the scores' size
+            gather_rows_with_gradient(passage_reps.to(dtype)),  # (P of all, D)
+            labels,
+            excluded=excluded,
+            question_block=question_block,
+            passage_block=passage_block,
+        )
+        loss = losses.nll.sum() / questions
     if gradient_reduction == "mean":
         loss = loss * world_size()
-    correct = (scores.detach().argmax(dim=1) == labels).sum()
-    return InBatchLoss(loss, correct, questions, candidates)
+    return InBatchLoss(
+        loss=loss,
+        correct=losses.correct.sum(),
+        questions=questions,
+        candidates=candidates,
+        excluded_pairs=losses.excluded.sum(),
+        lone_questions=(losses.excluded == candidates - 1).sum(),
+    )
+
+
+def _divided(reps: Tensor, temperature: float | Tensor) -> Tensor:
+    if isinstance(temperature, Tensor):
+        return reps / temperature.to(reps).reshape(())
+    return reps if temperature == 1 else reps / temperature
 
 
 def _check_inputs(
     question_reps: Tensor,
     passage_reps: Tensor,
     positive_index: Tensor,
-    temperature: float,
+    temperature: float | Tensor,
     gradient_reduction: str,
 ) -> None:
     for name, reps in (("question_reps", question_reps), ("passage_reps", passage_reps)):
@@ -135,24 +162,19 @@ def _check_inputs(
                 f"positive_index must lie in 0..{len(passage_reps) - 1}, the rows of this "
                 f"process's passage_reps; found values from {lowest} to {highest}"
             )
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature must be a finite number above 0, found {temperature}")
+    _check_temperature(temperature)
     if gradient_reduction not in ("sum", "mean"):
         raise ValueError(
             f"gradient_reduction must be 'sum' or 'mean', found {gradient_reduction!r}"
         )
 
 
-def _check_excluded(excluded: Tensor, scores: Tensor, labels: Tensor) -> None:
-    if excluded.dtype != torch.bool or excluded.shape != scores.shape:
-        raise ValueError(
-            f"excluded must be bool of shape {tuple(scores.shape)}, questions of this process by "
-            f"passages of all; found {excluded.dtype} of shape {tuple(excluded.shape)}"
-        )
-    hidden = excluded.gather(1, labels.unsqueeze(1)).squeeze(1)  # (Q,)
-    if bool(hidden.any()):
-        rows = hidden.nonzero().squeeze(1).tolist()
-        raise ValueError(
-            f"excluded takes out the positive itself of questions {rows[:10]}: "
-            "a label column can never be excluded"
-        )
+def _check_temperature(temperature: float | Tensor) -> None:
+    if isinstance(temperature, Tensor):
+        if temperature.numel() != 1:
+            raise ValueError(
+                f"temperature must be one number, found shape {tuple(temperature.shape)}"
+            )
+        temperature = float(temperature.detach())
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"temperature must be a finite number above 0, found {temperature}")

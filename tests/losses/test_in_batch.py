@@ -1,4 +1,8 @@
-"""in_batch_nll on one process. On several: tests/grad_cache/test_several_processes.py."""
+"""in_batch_nll on one process: the values, the checks, the counts.
+
+Its blocks: test_blockwise.py. Several processes: test_loss_processes.py and the whole step in
+tests/grad_cache/test_several_processes.py.
+"""
 
 import json
 import math
@@ -9,7 +13,7 @@ import torch
 
 from gc_dpr.losses import in_batch_nll
 
-CASES = json.loads((Path(__file__).parent / "golden" / "biencoder_loss.json").read_text())
+CASES = json.loads((Path(__file__).parent.parent / "golden" / "biencoder_loss.json").read_text())
 
 
 @pytest.mark.parametrize("case", CASES["loss_cases"], ids=lambda case: case["name"])
@@ -110,6 +114,59 @@ def test_scores_of_ten_thousand_do_not_overflow(sign):
     assert torch.isfinite(questions.grad).all()
 
 
+@pytest.mark.parametrize("as_function", [False, True])
+def test_counts_of_excluded_pairs_and_lone_questions(as_function):
+    dense = torch.tensor(
+        [
+            [False, True, True, True, True, True],  # lone
+            [True, False, False, False, False, True],
+            [True, True, False, True, True, False],
+        ]
+    )
+    excluded = (lambda rows, columns: dense[rows, columns]) if as_function else dense
+    for block in (1, 2, 100):
+        result = in_batch_nll(
+            QUESTIONS,
+            PASSAGES,
+            POSITIVES,
+            excluded=excluded,
+            question_block=block,
+            passage_block=block,
+        )
+        assert (int(result.excluded_pairs), int(result.lone_questions)) == (11, 1)
+        assert result.excluded_pairs.dtype == result.lone_questions.dtype == torch.int64
+    assert in_batch_nll(QUESTIONS, PASSAGES, POSITIVES)[-2:] == (0, 0)
+
+
+def test_a_lone_question_has_no_loss_and_no_gradient():
+    questions = QUESTIONS[:1].clone().requires_grad_()
+    for passages, excluded in (
+        (PASSAGES[:1], None),
+        (PASSAGES[:3], torch.tensor([[False, True, True]])),
+    ):
+        result = in_batch_nll(questions, passages, torch.tensor([0]), excluded=excluded)
+        result.loss.backward()
+        assert (float(result.loss.detach()), int(result.lone_questions)) == (0.0, 1)
+        assert questions.grad.abs().max() == 0
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_temperature_can_be_learned(shape, dtype):
+    temperature = torch.full(shape, 0.5, dtype=dtype, requires_grad=True)
+    result = in_batch_nll(QUESTIONS, PASSAGES, POSITIVES, temperature=temperature)
+    assert result.loss.dtype == torch.float64
+    assert float(result.loss.detach()) == pytest.approx(
+        by_hand(QUESTIONS, PASSAGES, POSITIVES.tolist(), 0.5), rel=1e-12
+    )
+    result.loss.backward()
+    above, below = (
+        by_hand(QUESTIONS, PASSAGES, POSITIVES.tolist(), 0.5 + shift) for shift in (1e-5, -1e-5)
+    )
+    assert temperature.grad.shape == shape
+    assert float(temperature.grad) == pytest.approx((above - below) / 2e-5, rel=1e-6)
+
+
 def test_loss_that_is_not_finite_is_shown():
     questions = QUESTIONS.clone()
     questions[1, 0] = float("nan")
@@ -142,7 +199,11 @@ def test_mean_and_sum_are_one_on_one_process():
         ({"temperature": 0.0}, "above 0, found 0.0"),
         ({"temperature": math.nan}, "found nan"),
         ({"temperature": math.inf}, "found inf"),
+        ({"temperature": torch.tensor(-1.0)}, "above 0, found -1.0"),
+        ({"temperature": torch.ones(2)}, r"one number, found shape \(2,\)"),
         ({"gradient_reduction": "average"}, "'sum' or 'mean'"),
+        ({"question_block": 0}, "question_block must be at least 1, found 0"),
+        ({"passage_block": -1}, "passage_block must be at least 1, found -1"),
         ({"excluded": torch.zeros(3, 6)}, "excluded must be bool"),
         ({"excluded": torch.zeros(3, 5, dtype=torch.bool)}, r"shape \(3, 6\)"),
         ({"excluded": torch.arange(18).view(3, 6) == 9}, r"itself of questions \[1\]"),
