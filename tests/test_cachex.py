@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +181,19 @@ def by_train_step(apply_fn, params, ss, tt):
 WAYS = [by_two_passes, by_grad_cached, by_train_step]
 
 
+@cache
+def case(separate, dtype):
+    """apply_fn, parameters, both sides, and the undivided batch's loss and gradient."""
+    apply_fn, params = towers(separate, dtype)
+    ss, tt = batch(separate, dtype)
+    return apply_fn, params, ss, tt, *jax.jit(partial(by_plain_grad, apply_fn))(params, ss, tt)
+
+
+def assert_same(found, loss, grads, tolerance):
+    assert abs(float(found[0]) - float(loss)) < tolerance
+    assert largest_difference(found[1], grads) < tolerance
+
+
 # (number of question chunks, of passage chunks): chunks of one row, of 3, of all
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
@@ -190,29 +203,20 @@ WAYS = [by_two_passes, by_grad_cached, by_train_step]
 )
 def test_any_chunk_size_gives_the_gradient_of_the_undivided_batch(way, separate, numbers):
     with use_float64():
-        apply_fn, params = towers(separate, jnp.float64)
-        ss, tt = batch(separate, jnp.float64)
-        loss, grads = jax.jit(partial(by_plain_grad, apply_fn))(params, ss, tt)
+        apply_fn, params, ss, tt, loss, grads = case(separate, jnp.float64)
         for n_question, n_passage in numbers:
             chunked = cachex.tree_chunk(ss, n_question), cachex.tree_chunk(tt, n_passage)
-            found_loss, found = jax.jit(partial(way, apply_fn))(params, *chunked)
-            assert abs(float(found_loss) - float(loss)) < 1e-12
-            assert largest_difference(found, grads) < 1e-12
+            found = jax.jit(partial(way, apply_fn))(params, *chunked)
+            assert_same(found, loss, grads, 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("way", "jit"),
-    [(by_two_passes, jax.jit), (by_grad_cached, jax.jit), (by_train_step, lambda f: f)],
-)
-def test_float32_with_and_without_jit(way, jit):
-    apply_fn, params = towers(separate=True)
-    ss, tt = batch(separate=True)
-    loss, grads = jax.jit(partial(by_plain_grad, apply_fn))(params, ss, tt)
-    assert loss.dtype == jnp.float32
+@pytest.mark.parametrize("way", WAYS)
+def test_float32(way):
+    apply_fn, params, ss, tt, loss, grads = case(False, jnp.float32)
     chunked = cachex.tree_chunk(ss, 4), cachex.tree_chunk(tt, 4)
-    found_loss, found = jit(partial(way, apply_fn))(params, *chunked)
-    assert abs(float(found_loss) - float(loss)) < 1e-5
-    assert largest_difference(found, grads) < 1e-5
+    found = jax.jit(partial(way, apply_fn))(params, *chunked)
+    assert found[0].dtype == jnp.float32
+    assert_same(found, loss, grads, 1e-5)
 
 
 def with_keys(chunked, seed):
@@ -232,18 +236,21 @@ def by_plain_grad_over_chunks(params, ss, tt):
     )
 
 
+@cache
+def dropout_case():
+    """Parameters, both sides in chunks with keys, and the loss and gradient of plain jax.grad."""
+    params = tower(0, jnp.float64)
+    ss, tt = batch(dtype=jnp.float64)
+    ss, tt = with_keys(cachex.tree_chunk(ss, 2), 5), with_keys(cachex.tree_chunk(tt, 3), 6)
+    return params, ss, tt, *jax.jit(by_plain_grad_over_chunks)(params, ss, tt)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_keys_of_the_chunks_replay_dropout(way):
     with use_float64():
-        _, params = towers(separate=False, dtype=jnp.float64)
-        ss, tt = batch(dtype=jnp.float64)
-        ss = with_keys(cachex.tree_chunk(ss, 2), 5)
-        tt = with_keys(cachex.tree_chunk(tt, 3), 6)
-        loss, grads = jax.jit(by_plain_grad_over_chunks)(params, ss, tt)
+        params, ss, tt, loss, grads = dropout_case()
         step = jax.jit(partial(way, apply_tied))
-        found_loss, found = step(params, ss, tt)
-        assert abs(float(found_loss) - float(loss)) < 1e-12
-        assert largest_difference(found, grads) < 1e-12
+        assert_same(step(params, ss, tt), loss, grads, 1e-12)
         _, moved = step(params, {**ss, "key": ss["key"][::-1]}, tt)
         assert largest_difference(moved, grads) > 1e-2  # the masks matter
 
@@ -276,13 +283,11 @@ def test_raw_keys_and_arguments_by_position():
 
 
 def test_checkpoint_policies():
-    apply_fn, params = towers(separate=False)
-    ss, tt = batch()
-    _, grads = jax.jit(partial(by_plain_grad, apply_fn))(params, ss, tt)
+    apply_fn, params, ss, tt, loss, grads = case(False, jnp.float32)
     policy = jax.checkpoint_policies.dots_saveable
     way = partial(by_grad_cached, apply_fn, policy=policy, prevent_cse=False)
-    _, found = jax.jit(way)(params, cachex.tree_chunk(ss, 4), cachex.tree_chunk(tt, 4))
-    assert largest_difference(found, grads) < 1e-5
+    found = jax.jit(way)(params, cachex.tree_chunk(ss, 4), cachex.tree_chunk(tt, 4))
+    assert_same(found, loss, grads, 1e-5)
 
 
 def test_representations_may_be_a_tree():
@@ -592,10 +597,10 @@ def communication_in_loops(jaxpr, inside=False):
 STEPS = {"full": full_loss, "own": own_loss, "shared": shared_loss}
 # (what a device does, check_vma, dropout and tied towers or neither)
 CASES = [
-    *(("full", True, False), ("full", False, False)),
+    ("full", True, False),
     *(("own", True, True), ("own", False, True)),
     *(("shared", True, False), ("shared", False, False)),
-    *(("own sums", True, False), ("own sums", False, False)),
+    ("own sums", True, False),
     *(("grad_cached", True, True), ("grad_cached", False, False)),
 ]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gc_dpr.distributed import without_gradient_sync
+from gc_dpr.distributed import is_fully_sharded, without_gradient_sync
 from gc_dpr.grad_cache.chunking import restore_order
 from gc_dpr.grad_cache.step import (
     ReplayState,
@@ -71,6 +71,13 @@ class Tower:
             raise ValueError(f"the chunks hold {rows} rows, the tower {self.num_rows}")
         if self.kept_graphs < 0:
             raise ValueError(f"kept_graphs must be at least 0, found {self.kept_graphs}")
+        if self.module is not None and not is_fully_sharded(self.module):
+            # DistributedDataParallel decides in the forward of a kept chunk when it will reduce
+            raise ValueError(
+                "module must be an encoder given to fully_shard, found "
+                f"{type(self.module).__name__}; for DistributedDataParallel use GradCache, or no "
+                "wrapper and sum_gradients"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gc_dpr.data.collator import Batch
+from gc_dpr.distributed import world_size
 from gc_dpr.grad_cache.towers import EncodedTower
 from gc_dpr.losses import InBatchLoss
 from gc_dpr.training.chunk_budget import ChunkBudget, largest_chunk, padded_tokens
@@ -73,7 +74,8 @@ def outcome_of(
     lengths = [side.tokens.lengths for side in step.sides]
     chunks = [tower.tower.chunks for tower in encoded]
     return BatchOutcome(
-        loss=loss,
+        # the loss of averaged gradients is W times the share
+        loss=loss / world_size() if step.sharded else loss,
         correct=int(result.correct),
         questions=len(batch.positive_index),
         candidates=result.candidates,

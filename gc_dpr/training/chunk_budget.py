@@ -91,6 +91,8 @@ def padded_tokens(rows: Tensor, lengths: Tensor) -> int:
 def chunks_within(chunks: Sequence[Tensor], lengths: Tensor, tokens: int) -> tuple[int, int]:
     """How many of the last chunks hold at most so many padded tokens together, and how many."""
     count = used = 0
+    if tokens < 1:  # empty chunks would fit, too
+        return count, used
     for rows in reversed(chunks):
         size = padded_tokens(rows, lengths)
         if used + size > tokens:

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gc_dpr.data.collator import Batch
 from gc_dpr.distributed import (
     broadcast_parameters,
+    clip_gradients,
     sum_gradients,
     sum_over_processes,
     world_size,
@@ -191,7 +192,7 @@ class Trainer:
         """Clip the summed gradients, unscaled; returns their norm before that."""
         self.scaler.unscale_(self.optimizer)
         limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
-        return float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        return clip_gradients(self.parameters, limit)
 
     def _update(self) -> None:
         """Take the optimizer step, unless the scaler skips it."""
