@@ -45,14 +45,11 @@ def tree_chunk(tree: PyTree, n_chunk: int, axis: int = 0) -> PyTree:
 
     Args:
         tree: Arrays (..., N, ...); N may differ between arrays (several passages per question).
-        n_chunk: How many chunks; each array's N must be a multiple of it.
+        n_chunk: How many chunks; each array's N must be a multiple of it, or ValueError.
         axis: Where N is; may be negative.
 
     Returns:
         The same tree of arrays (..., n_chunk, N / n_chunk, ...). N = 0 gives chunks without rows.
-
-    Raises:
-        ValueError: ``n_chunk`` below 1, an array without that dimension, or N not divisible.
 
     Example:
         >>> tree_chunk({"ids": jnp.arange(12).reshape(6, 2)}, 3)["ids"].shape
@@ -65,9 +62,8 @@ def tree_chunk(tree: PyTree, n_chunk: int, axis: int = 0) -> PyTree:
         shape, at = _shape_and_axis(path, leaf, axis, chunk_dims=0)
         if shape[at] % n_chunk:
             raise ValueError(
-                f"array{jax.tree_util.keystr(path)} has {shape[at]} rows, which {n_chunk} equal "
-                f"chunks cannot hold (remainder {shape[at] % n_chunk}): choose an n_chunk that "
-                f"divides {shape[at]}, or pad the batch"
+                f"array{jax.tree_util.keystr(path)} has {shape[at]} rows, not divisible into "
+                f"{n_chunk} equal chunks (remainder {shape[at] % n_chunk}): change n_chunk or pad"
             )
         return leaf.reshape(*shape[:at], n_chunk, shape[at] // n_chunk, *shape[at + 1 :])
 
@@ -118,8 +114,8 @@ def chunk_encode(encode_fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         encode_fn: Encodes one chunk; its parameters are bound (``functools.partial``).
 
     Returns:
-        A function that takes the arguments of ``encode_fn`` with a chunk dimension in front, and
-        returns (n_chunk, C, D). ValueError when they disagree in the number of chunks.
+        A function that takes what ``encode_fn`` takes with a chunk dimension in front, and returns
+        (n_chunk, C, D). ValueError when its arguments disagree in the number of chunks.
     """
 
     def encode_chunks(*args: Any, **kwargs: Any) -> PyTree:
@@ -140,9 +136,8 @@ def cache_grad(encode_fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     Returns:
         ``f(params, grad_accumulator, cached_grad, *args, **kwargs)``, which returns the accumulator
         plus the gradient of the parameters, in the accumulator's dtype: give float32 for bfloat16
-        parameters. ``cached_grad`` is the gradient of what :func:`chunk_encode` returned. In a
-        mapped function the result is this device's share. ValueError when the numbers of chunks
-        or the shapes of gradients differ, TypeError for parameters that are not floating-point.
+        parameters. ``cached_grad`` is the gradient of what :func:`chunk_encode` returned. Wrong
+        shapes are a ValueError, parameters that are not floating-point a TypeError.
     """
 
     def add_gradient(
@@ -159,7 +154,7 @@ def cache_grad(encode_fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
             reps, pull_back = jax.vjp(
                 lambda w: encode_fn(w, *a, **k) if a else encode_fn(params=w, **k), params
             )
-            # A loss that made bfloat16 representations float32 by itself has float32 gradients.
+            # The loss may have made bfloat16 representations float32, hence its gradients.
             cached = jax.tree.map(lambda c, r: c.astype(r.dtype), cached, reps)
             grad = pull_back(_vary_like(cached, reps))[0]
             return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, grad), None
@@ -174,12 +169,11 @@ def grad_cached(
     policy: Callable[..., bool] | None = jax.checkpoint_policies.nothing_saveable,
     prevent_cse: bool = True,
 ) -> Callable[[PyTree, PyTree], PyTree]:
-    """Decorate an encode function: chunk after chunk, each encoded again in the backward pass.
+    """Decorate an encode function: chunk by chunk, each encoded again in the backward pass.
 
     Args:
         f: ``f(params, chunk)`` returns the representations of one chunk, (C, D).
-        policy: What of a chunk is kept for the backward pass (``jax.checkpoint_policies``); the
-            default keeps nothing.
+        policy: What of a chunk is kept for the backward pass; the default keeps nothing.
         prevent_cse: As in ``jax.checkpoint``. False is safe too, since the chunks run in a scan.
 
     Returns:
@@ -197,7 +191,6 @@ def grad_cached(
         _require_chunks(batch)
         # Here, not in the scan: the gradients of all chunks are then reduced together, once.
         params = _vary_over(params, _varying_axes(batch))
-
         encode = jax.checkpoint(f, policy=policy, prevent_cse=prevent_cse)
         return tree_unchunk(lax.scan(lambda _, x: (None, encode(params, x)), None, batch)[1])
 
@@ -216,9 +209,9 @@ def cache_train_step(
     Args:
         loss_fn: ``loss_fn(s_reps, t_reps, axis=axis)`` gets this device's (N, D) representations of
             both sides; returns a scalar or one loss per question, of which the mean is taken.
-        state: Any object with ``params``, ``apply_fn(params=params, **chunk)`` and
-            ``apply_gradients(grads=grads)``, which returns the next state; flax's TrainState is
-            one. Separate towers are entries of ``params``; argument names tell ``apply_fn`` which.
+        state: Has ``params``, ``apply_fn(params=params, **chunk)`` and the next state from
+            ``apply_gradients(grads=grads)``, like flax's TrainState. Separate towers are entries of
+            ``params``; the argument names tell ``apply_fn`` which to use.
         ss: Arguments of ``apply_fn`` for one side, (n_chunk, C, ...).
         tt: The same for the other side; its number and size of chunks may differ.
         axis: The mapped axis of the surrounding ``jax.shard_map`` over which loss and gradient
@@ -226,25 +219,20 @@ def cache_train_step(
 
     Returns:
         The loss, at least float32, and the next state. Gradients are added up over chunks and
-        devices in at least float32 and handed on in the parameters' dtype.
-
-    Raises:
-        ValueError: No rows, or different numbers of chunks.
-        TypeError: A parameter is not floating-point.
+        devices in at least float32 and handed on in the parameters' dtype. Errors as in
+        :func:`cache_grad`, and ValueError for a side without rows.
     """
     if any(0 in jnp.shape(leaf)[:2] for leaf in jax.tree.leaves((ss, tt))):
         raise ValueError(f"no rows, no loss: found {jax.tree.map(jnp.shape, {'ss': ss, 'tt': tt})}")
 
-    def encode(params: PyTree, **chunk: Any) -> PyTree:
-        return state.apply_fn(params=params, **chunk)
-
     @unchunk_args(axis=0, argnums=(0, 1))
     def mean_loss(s_reps: PyTree, t_reps: PyTree) -> Any:
         loss = jnp.asarray(loss_fn(s_reps, t_reps, axis=axis))
-        # A loss that the devices share (pmean inside) counts once per device, like any other.
+        # A loss that all devices share (pmean inside) counts once per device, like any other.
         return _vary_over(jnp.mean(_widen(loss)), _varying_axes((s_reps, t_reps)))
 
-    encode_chunks, add_gradient = chunk_encode(partial(encode, state.params)), cache_grad(encode)
+    encode_chunks = chunk_encode(partial(state.apply_fn, params=state.params))
+    add_gradient = cache_grad(state.apply_fn)
     reps = encode_chunks(**ss), encode_chunks(**tt)
     loss, (s_cached, t_cached) = jax.value_and_grad(mean_loss, argnums=(0, 1))(*reps)
     grads = jax.tree.map(lambda param: jnp.zeros_like(_widen(param)), state.params)
@@ -275,10 +263,9 @@ def _vary_over(tree: PyTree, axes: frozenset[str]) -> PyTree:
 
     def vary(leaf: Any) -> Any:
         missing = tuple(sorted(axes - _varying_axes(leaf)))
-        if not missing:
-            return leaf
-        new = hasattr(lax, "pcast")  # pvary was its name before JAX 0.8
-        return lax.pcast(leaf, missing, to="varying") if new else lax.pvary(leaf, missing)
+        if missing and hasattr(lax, "pcast"):
+            return lax.pcast(leaf, missing, to="varying")
+        return lax.pvary(leaf, missing) if missing else leaf  # pcast's name before JAX 0.8
 
     return jax.tree.map(vary, tree)
 
@@ -297,15 +284,11 @@ def _shape_and_axis(path: Any, leaf: Any, axis: int, *, chunk_dims: int) -> tupl
 
 
 def _require_chunks(*args: PyTree, **kwargs: PyTree) -> None:
-    shapes = {
-        jax.tree_util.keystr(path[1:]): jnp.shape(leaf)
-        for path, leaf in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
-    }
+    leaves = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
+    shapes = {jax.tree_util.keystr(path[1:]): jnp.shape(leaf) for path, leaf in leaves}
     if not shapes or () in shapes.values():
-        raise ValueError(
-            "every input needs a chunk dimension in front (tree_chunk makes it), found shapes "
-            f"{shapes}; bind what is the same for all chunks with functools.partial"
-        )
+        needed = "inputs need a chunk dimension in front (tree_chunk makes it)"
+        raise ValueError(f"{needed}; bind others with functools.partial. Found shapes {shapes}")
     if len({shape[0] for shape in shapes.values()}) != 1:
         raise ValueError(f"inputs disagree in the number of chunks, their first: {shapes}")
 
@@ -313,5 +296,5 @@ def _require_chunks(*args: PyTree, **kwargs: PyTree) -> None:
 def _require_floating(params: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            name = jax.tree_util.keystr(path)
-            raise TypeError(f"parameter{name} is {leaf.dtype} and has no gradient: keep it apart")
+            found = f"parameter{jax.tree_util.keystr(path)} is {leaf.dtype}"
+            raise TypeError(f"{found} and has no gradient: keep it apart from params")

@@ -16,7 +16,7 @@ FOUNDATION = ("errors", "artifacts", "distributed", "seeding", "data.records", "
 LAYERS = {
     "foundation": FOUNDATION,
     "core": ("grad_cache",),
-    "parts": ("losses", "models", "data", "evaluation"),
+    "parts": ("losses", "models", "data", "evaluation", "cachex"),
     "stages": ("training", "retrieval"),
     "edge": ("config", "cli", "__main__"),
 }
@@ -86,6 +86,7 @@ def test_imports_point_down(name):
         ("faiss", ("retrieval.index",)),
         ("torch.distributed", ("distributed",)),
         ("bm25s", ("retrieval.bm25",)),
+        ("jax", ("cachex",)),
         ("matplotlib", ("evaluation.plots",)),
         ("gc_dpr.config", ("cli",)),
     ],
@@ -138,7 +139,7 @@ def test_files_and_functions_stay_small():
 
 
 def test_public_names_exist():
-    for name in ("data", "evaluation", "grad_cache", "models", "retrieval"):
+    for name in ("data", "evaluation", "grad_cache", "losses", "models", "retrieval", "training"):
         module = importlib.import_module(f"gc_dpr.{name}")
         for public in module.__all__:
             assert hasattr(module, public), f"gc_dpr.{name}.{public}"

@@ -23,9 +23,9 @@ from gc_dpr.evaluation.tables import format_table
 from gc_dpr.models import BiEncoder
 from gc_dpr.models.encoding import AUTOCAST_DTYPES
 from gc_dpr.seeding import derive_seed, seed_everything
-from gc_dpr.training.batch_check import BatchCheck, check_gradients
 from gc_dpr.training.chunk_budget import ChunkBudget, is_out_of_memory
-from gc_dpr.training.gradient_check import GradientCheck, GradientError
+from gc_dpr.training.gradient_check.batch_check import BatchCheck, check_gradients
+from gc_dpr.training.gradient_check.comparison import GradientCheck, GradientError
 from gc_dpr.training.memory import AUTO_KEPT, AUTO_TOKENS
 
 FILES = ("metrics.json",)

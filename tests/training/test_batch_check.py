@@ -10,11 +10,12 @@ from training_parts import CPU, example, examples, make_batches, make_model
 
 from gc_dpr.grad_cache import RandContext
 from gc_dpr.grad_cache import step as cache_step
-from gc_dpr.training import batch_check
-from gc_dpr.training.batch_check import check_gradients
+from gc_dpr.training import two_passes
 from gc_dpr.training.batch_step import batch_gradients
 from gc_dpr.training.chunk_budget import ChunkBudget
-from gc_dpr.training.gradient_check import GradientError
+from gc_dpr.training.gradient_check import batch_check
+from gc_dpr.training.gradient_check.batch_check import check_gradients
+from gc_dpr.training.gradient_check.comparison import GradientError
 
 SMALL = ChunkBudget(10**6, 2)
 
@@ -165,7 +166,7 @@ def test_a_tower_with_scaled_gradients_is_seen(model):
 
 
 def test_only_the_last_chunk_is_seen(model):
-    replay = cache_step.backward_tower
+    replay = two_passes.backward_tower
 
     def last_only(encoded, gradient, *arguments, **options):
         kept = torch.zeros_like(gradient)
@@ -173,7 +174,7 @@ def test_only_the_last_chunk_is_seen(model):
         kept[rows] = gradient[rows]
         replay(encoded, kept, *arguments, **options)
 
-    with mock.patch("gc_dpr.training.two_passes.backward_tower", last_only):
+    with mock.patch.object(two_passes, "backward_tower", last_only):
         found = check(model)
     assert not found.exact.passed
     assert not found.as_trained.passed

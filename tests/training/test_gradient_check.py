@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gc_dpr.errors import GcDprError
 from gc_dpr.grad_cache import GradCache, RandContext
-from gc_dpr.training.gradient_check import (
+from gc_dpr.training.gradient_check.comparison import (
     SMALLEST_SHARE,
     TOLERANCES,
     GradientError,

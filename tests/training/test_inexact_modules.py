@@ -11,8 +11,13 @@ import torch
 from torch import nn
 from training_parts import make_model
 
-from gc_dpr.training.inexact_modules import find_inexact_modules
-from gc_dpr.training.module_state import ModuleState, in_dtype, unchanged, without_dropout
+from gc_dpr.training.gradient_check.inexact_modules import find_inexact_modules
+from gc_dpr.training.gradient_check.module_state import (
+    ModuleState,
+    in_dtype,
+    unchanged,
+    without_dropout,
+)
 
 
 class Counter(nn.Module):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gc_dpr.grad_cache.rand_context import RandContext
-from gc_dpr.training.module_calls import (
+from gc_dpr.training.gradient_check.module_calls import (
     agree_in_row,
     close,
     first_difference,
@@ -27,7 +27,12 @@ from gc_dpr.training.module_calls import (
     tensors_in,
     with_rows,
 )
-from gc_dpr.training.module_state import ModuleState, generators_of, unchanged, without_dropout
+from gc_dpr.training.gradient_check.module_state import (
+    ModuleState,
+    generators_of,
+    unchanged,
+    without_dropout,
+)
 
 Cause = Literal["state", "randomness", "rows", "padding"]
 

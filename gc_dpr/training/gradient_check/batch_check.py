@@ -26,11 +26,11 @@ from gc_dpr.losses import in_batch_nll
 from gc_dpr.models import BiEncoder
 from gc_dpr.training.batch_step import batch_gradients, known_positives
 from gc_dpr.training.chunk_budget import ChunkBudget
-from gc_dpr.training.gradient_check import GradientCheck, coarsest, compare_gradients
-from gc_dpr.training.inexact_modules import Finding
-from gc_dpr.training.module_state import in_dtype, unchanged, without_dropout
-from gc_dpr.training.plain_step import dense_nll, dense_scores, encode_in_chunks
-from gc_dpr.training.side_check import coarsest_dtype, find_inexact, is_random
+from gc_dpr.training.gradient_check.comparison import GradientCheck, coarsest, compare_gradients
+from gc_dpr.training.gradient_check.inexact_modules import Finding
+from gc_dpr.training.gradient_check.module_state import in_dtype, unchanged, without_dropout
+from gc_dpr.training.gradient_check.plain_step import dense_nll, dense_scores, encode_in_chunks
+from gc_dpr.training.gradient_check.side_check import coarsest_dtype, find_inexact, is_random
 from gc_dpr.training.sides import Side
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def check_gradients(
 
     The activations of the whole batch are in memory at once, in float64: take few questions. The
     model runs in training mode; afterwards it is as before, gradients and random generators too.
-    The tolerances are those of :data:`~gc_dpr.training.gradient_check.TOLERANCES`, or more where
+    The tolerances are those of ``comparison.TOLERANCES``, or more where
     large scores or a loss near 0 blow rounding up.
 
     Args:

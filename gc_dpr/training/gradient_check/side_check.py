@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gc_dpr.grad_cache.rand_context import RandContext
-from gc_dpr.training.gradient_check import coarsest
-from gc_dpr.training.inexact_modules import Finding, find_inexact_modules
-from gc_dpr.training.module_calls import close
-from gc_dpr.training.module_state import unchanged, without_dropout
+from gc_dpr.training.gradient_check.comparison import coarsest
+from gc_dpr.training.gradient_check.inexact_modules import Finding, find_inexact_modules
+from gc_dpr.training.gradient_check.module_calls import close
+from gc_dpr.training.gradient_check.module_state import unchanged, without_dropout
 from gc_dpr.training.sides import Side
 
 _PROBE_ROWS = 4

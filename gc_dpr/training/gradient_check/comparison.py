@@ -2,7 +2,7 @@
 
 For any training loop: give it your encoders, a function that runs the cached step and one that
 computes the same loss in one piece. For the pipeline's own step and batches see
-:func:`gc_dpr.training.batch_check.check_gradients`.
+:func:`gc_dpr.training.gradient_check.batch_check.check_gradients`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gc_dpr.errors import GcDprError
 from gc_dpr.grad_cache.rand_context import RandContext
-from gc_dpr.training.module_state import unchanged
+from gc_dpr.training.gradient_check.module_state import unchanged
 
 # Largest relative difference that rounding explains, by what the encoders compute in (TRAPS: B32).
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
