@@ -115,6 +115,7 @@ def test_the_core_imports_only_torch():
         ("gc_dpr.evaluation", ("torch", "faiss")),
         ("gc_dpr.grad_cache", ("transformers", "faiss")),
         ("gc_dpr.cli", ("torch",)),
+        ("gc_dpr.cachex", ("torch",)),
     ],
 )
 def test_imports_stay_light(module, absent):

@@ -153,6 +153,8 @@ def test_equals_the_undivided_batch(face, chunk, tied, dtype):
     encoders = [Encoder(1, getattr(torch, dtype)), Encoder(2, getattr(torch, dtype))]
     encoders = encoders[:1] * 2 if tied else encoders
     if face == "jax":
+        if chunk > QUESTIONS:
+            pytest.skip("equal chunks: the same as one chunk of 8")
         assert_equal(*jax_gradients(encoders, chunk, dtype), dtype)
         return
     inputs = token_ids()
@@ -204,8 +206,8 @@ def jax_gradients(encoders, chunk, dtype):
             return -scores[jnp.arange(QUESTIONS), jnp.asarray(POSITIVES.numpy())].mean()
 
         chunked = [cachex.tree_chunk(side, len(side["ids"]) // rows) for side in sides]
-        found = jax.grad(partial(loss, cachex.grad_cached(encode)))(params, chunked)
-        expected = jax.grad(partial(loss, encode))(params, sides)
+        found = jax.jit(jax.grad(partial(loss, cachex.grad_cached(encode))))(params, chunked)
+        expected = jax.jit(jax.grad(partial(loss, encode)))(params, sides)
         flat = [[np.asarray(leaf) for leaf in jax.tree.leaves(tree)] for tree in (found, expected)]
         assert flat[0][0].dtype == dtype
     return flat

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from gc_dpr.artifacts import read_json, write_json
 from gc_dpr.errors import ArtifactError, ConfigError
+from gc_dpr.models.cpu_attention import cpu_attention
 from gc_dpr.models.pooling import POOLING_MODES, pool
 from gc_dpr.models.pretrained import (
     check_weights_checksum,
@@ -184,7 +185,8 @@ class TextEncoder(nn.Module):
         Returns:
             (N, D) float32, also under autocast; float64 if the weights are.
         """
-        output = self.transformer(input_ids=input_ids, attention_mask=attention_mask)
+        with cpu_attention(input_ids.device):
+            output = self.transformer(input_ids=input_ids, attention_mask=attention_mask)
         reps = pool(output.last_hidden_state, attention_mask, self.pooling)  # (N, D)
         return F.normalize(reps, dim=-1) if self.normalize else reps
 

@@ -19,6 +19,7 @@ from gc_dpr.losses import InBatchLoss, in_batch_nll
 from gc_dpr.models import BiEncoder
 from gc_dpr.training.batch_outcome import BatchOutcome, outcome_of
 from gc_dpr.training.chunk_budget import ChunkBudget, StepStart, free_cached_memory
+from gc_dpr.training.embedding_gradients import embeddings_added_in_place
 from gc_dpr.training.sides import Side
 from gc_dpr.training.two_passes import TwoPasses
 
@@ -68,14 +69,16 @@ def batch_gradients(
     loss_fn = _LossFunction(batch, device, temperature, mask_known_positives, averaged=step.sharded)
     start = StepStart(model.parameters())
     while True:
-        encoded = step.encode()
-        gradients, loss = cache_gradients(
-            loss_fn,
-            [tower.reps for tower in encoded],
-            trainable=[tower.tower.trainable for tower in encoded],
-            scaler=scaler,
-        )
-        if step.backward(encoded, gradients):
+        with embeddings_added_in_place(model):
+            encoded = step.encode()
+            gradients, loss = cache_gradients(
+                loss_fn,
+                [tower.reps for tower in encoded],
+                trainable=[tower.tower.trainable for tower in encoded],
+                scaler=scaler,
+            )
+            done = step.backward(encoded, gradients)
+        if done:
             break
         del encoded, gradients  # before anything is encoded again
         start.restore()

@@ -17,8 +17,8 @@ from torch import nn
 from gc_dpr.cli import check_gradients as command
 from gc_dpr.cli.train_dense_encoder import start_model
 from gc_dpr.config import CheckGradientsConfig, TrainDenseEncoderConfig
-from gc_dpr.training.gradient_check import batch_check
 from gc_dpr.training.batch_step import batch_gradients
+from gc_dpr.training.gradient_check import batch_check
 
 pytestmark = pytest.mark.pipeline
 PATH = "passage_encoder.transformer.encoder.layer.0.output.LayerNorm"
