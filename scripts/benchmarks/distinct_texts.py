@@ -140,7 +140,7 @@ def print_table(ways: list[Way], options: argparse.Namespace) -> None:
     """One line per way."""
     batch = ways[0].work.batch
     print(
-        f"\n{len(batch.questions)} questions, {len(batch.passage_rows)} candidates, "
+        f"\n{len(batch.positive_index)} questions, {len(batch.passage_rows)} candidates, "
         f"{len(batch.passages)} distinct passages; {describe(options)}, fastest of "
         f"{options.repeats} rounds\n{describe_chunks(options)}\n"
     )
@@ -176,7 +176,7 @@ def plot(ways: list[Way], share: float, options: argparse.Namespace) -> None:
         {way.name: way.seconds for way in ways},
         options.plot,
         title="One training step where questions share passages",
-        subtitle=f"{len(ways[0].work.batch.questions)} questions, {share:.0%} of the candidates "
+        subtitle=f"{len(ways[0].work.batch.positive_index)} questions, {share:.0%} of the candidates "
         f"distinct; {describe(options)}",
         label="seconds, the fastest round",
         ours="distinct",

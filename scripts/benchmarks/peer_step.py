@@ -116,10 +116,10 @@ def _columns(work: Workload) -> list[dict[str, Tensor]]:
     batch = work.batch
     is_negative = torch.ones(len(batch.passage_rows), dtype=torch.bool)
     is_negative[batch.positive_index] = False
-    if int(is_negative.sum()) != len(batch.questions):
+    if int(is_negative.sum()) != len(batch.positive_index):
         raise ConfigError(
             f"{PEER} needs exactly one hard negative per question; the batch has "
-            f"{int(is_negative.sum())} for {len(batch.questions)} questions"
+            f"{int(is_negative.sum())} for {len(batch.positive_index)} questions"
         )
     pad = work.model.question_encoder.pad_token_id
 
@@ -127,7 +127,7 @@ def _columns(work: Workload) -> list[dict[str, Tensor]]:
         return texts.pad(rows, pad_token_id=pad, device=work.device)
 
     return [
-        column(batch.questions, torch.arange(len(batch.questions))),
+        column(batch.questions, batch.question_rows),
         column(batch.passages, batch.passage_rows[batch.positive_index]),
         column(batch.passages, batch.passage_rows[is_negative]),
     ]

@@ -59,7 +59,7 @@ class Workload:
     def excluded(self) -> Tensor:
         """(Q, P) known positives of the questions, which are no negatives; for the other ways."""
         batch = self.batch
-        questions = torch.arange(len(batch.questions))
+        questions = torch.arange(len(batch.positive_index))
         owners = questions.repeat_interleave(batch.known_positive_counts)  # (known positives,)
         equal = batch.known_positive_keys[:, None] == batch.passage_keys  # (known positives, P)
         mask = torch.zeros(len(questions), len(batch.passage_keys), dtype=torch.int64)
@@ -70,6 +70,7 @@ class Workload:
     def loss(self, question_reps: Tensor, passage_reps: Tensor) -> Tensor:
         """The training loss from all representations, (Q, D) and (P, D)."""
         if self.distinct_for_all:
+            question_reps = question_reps[self.batch.question_rows.to(self.device)]
             passage_reps = passage_reps[self.batch.passage_rows.to(self.device)]
         return in_batch_nll(
             question_reps,
@@ -83,15 +84,22 @@ class Workload:
         """Encoder and texts of the questions, then of the passages, for the other variants."""
         work = self if self.distinct_for_all else self.every_candidate_apart()
         return [
-            (self.model.question_encoder, self.batch.questions),
+            (self.model.question_encoder, work.batch.questions),
             (self.model.passage_encoder, work.batch.passages),
         ]
 
     def every_candidate_apart(self) -> Workload:
-        """The same batch with one row of ``passages`` for each candidate, the same or not."""
+        """The same batch with a row for each question and each candidate, the same or not."""
+        questions = self.batch.questions.select(self.batch.question_rows)
         passages = self.batch.passages.select(self.batch.passage_rows)
-        rows = torch.arange(len(passages))
-        return replace(self, batch=replace(self.batch, passages=passages, passage_rows=rows))
+        batch = replace(
+            self.batch,
+            questions=questions,
+            question_rows=torch.arange(len(questions)),
+            passages=passages,
+            passage_rows=torch.arange(len(passages)),
+        )
+        return replace(self, batch=batch)
 
     def flat_gradient(self) -> Tensor:
         """The gradients of all parameters in one piece, copied."""
@@ -249,15 +257,34 @@ def by_token_budget(
     return step
 
 
-def by_rows(work: Workload, *, rows: int, length: int | None) -> Step:
+def by_rows(work: Workload, *, rows: int, length: int | None, attention: str | None = None) -> Step:
     """Gradient cache in chunks of ``rows`` texts, all padded to ``length`` tokens.
 
-    None pads to the longest of the side.
+    None pads to the longest of the side. ``attention`` is transformers' name of a kernel.
     """
     encoders = [encoder for encoder, _ in work.sides()]
     cache = GradCache(encoders, rows, work.loss)
     inputs = [_padded(*side, length=length, device=work.device) for side in work.sides()]
-    return lambda: cache(*inputs)
+
+    def step() -> Tensor:
+        with _attention(encoders, attention):
+            return cache(*inputs)
+
+    return step
+
+
+@contextlib.contextmanager
+def _attention(encoders: Sequence[TextEncoder], name: str | None) -> Iterator[None]:
+    """Let the encoders use another kernel for a while."""
+    transformers: list[Any] = [encoder.transformer for encoder in encoders]
+    usual = [transformer.config._attn_implementation for transformer in transformers]
+    for transformer in transformers if name else ():
+        transformer.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        for transformer, kernel in zip(transformers, usual, strict=True):
+            transformer.set_attn_implementation(kernel)
 
 
 def undivided(work: Workload) -> Step:

@@ -9,7 +9,8 @@ Forward and backward of one batch of real squad_sample texts, without optimizer:
     ours            chunks by token budget, sorted by length (gc_dpr.training.batch_step)
     ours_unkept     the same; no chunk keeps its graph from the first pass, whatever the setting
     ours_bf16       ours with the encoder under bfloat16 autocast
-    padded_256      every text padded to 256 tokens, gradient cache in chunks of 16 (GC-DPR's way)
+    padded_256      every text padded to 256 tokens, gradient cache in chunks of 16
+    padded_256_eager   the same without a fused attention kernel, which is GC-DPR's way
     padded_longest  padded to the side's longest, gradient cache in chunks of 16 (GradCache's way)
     sentence_transformers   its CachedMultipleNegativesRankingLoss, the fastest of several settings
     undivided       each side in one piece, padded to its longest, plain autograd
@@ -47,7 +48,8 @@ from gc_dpr.artifacts import write_json
 from gc_dpr.errors import GcDprError
 
 VARIANTS = (
-    "ours", "ours_unkept", "ours_bf16", "padded_256", "padded_longest", PEER, "undivided",
+    "ours", "ours_unkept", "ours_bf16", "padded_256", "padded_256_eager", "padded_longest", PEER,
+    "undivided",
 )  # fmt: skip
 ROWS = 16  # of a chunk of the padded variants
 
@@ -176,7 +178,9 @@ def make_step(
     if name == PEER:
         return by_peer(work, peer_settings(options)[0])
     if name.startswith("padded"):
-        return by_rows(work, rows=ROWS, length=256 if name == "padded_256" else None)
+        length = None if name == "padded_longest" else 256
+        attention = "eager" if name.endswith("eager") else None
+        return by_rows(work, rows=ROWS, length=length, attention=attention)
     question_tokens, passage_tokens = options.question_chunk_tokens, options.passage_chunk_tokens
     suffix = name.removeprefix("ours").removeprefix("_")
     if suffix.isdigit():
@@ -259,7 +263,7 @@ def dtype_of(row: Row) -> torch.dtype:
 def describe_batch(work: Workload, options: argparse.Namespace) -> str:
     """The setting in a line."""
     return (
-        f"{len(work.batch.questions)} questions, {len(work.batch.passage_rows)} candidates, "
+        f"{len(work.batch.positive_index)} questions, {len(work.batch.passage_rows)} candidates, "
         f"{len(work.batch.passages)} distinct passages; {describe(options)}"
     )
 
