@@ -21,7 +21,7 @@ replicated parameters; :func:`cache_grad` holds that back, so that chunks cause 
 result is one device's share in either mode. A loss through :func:`grad_cached` follows JAX's rule:
 on, ``pmean`` the loss before differentiation and reduce nothing after; off, ``pmean`` the gradient.
 
-Source: Gao, Zhang, Han, Callan 2021, arXiv 2101.06983, section 3.
+Source: Gao et al. 2021, arXiv 2101.06983, section 3.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def grad_cached(
     """Decorate an encode function: chunk by chunk, each encoded again in the backward pass.
 
     Args:
-        f: ``f(params, chunk)`` returns the representations of one chunk, (C, D).
+        f: ``f(params, chunk)`` gives (C, D). Gradients add up in the params' dtype: use float32.
         policy: What of a chunk is kept for the backward pass; the default keeps nothing.
         prevent_cse: As in ``jax.checkpoint``. False is safe too, since the chunks run in a scan.
 

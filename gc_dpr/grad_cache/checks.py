@@ -53,11 +53,10 @@ def check_step(
     models: Sequence[Any],
     chunks: Sequence[Sequence[Any]],
     trains: Sequence[bool],
-    loss_fn: Any,
     *,
     postponed: bool,
 ) -> None:
-    """Check that there is something to encode and to train, and that no process waits forever.
+    """Check that there is something to encode, and that no process waits forever.
 
     Every forward of a fully sharded model is a collective, and so is every backward of one in
     DistributedDataParallel whose reduction is not postponed. Only then this takes a collective
@@ -67,20 +66,17 @@ def check_step(
         models: The encoders.
         chunks: The chunks of each model's input.
         trains: Which of the models have a gradient to add.
-        loss_fn: Counts as trainable where it is a module with parameters.
         postponed: Gradient reduction is to be put off to the last chunk: ``no_sync_except_last``.
 
     Raises:
-        ValueError: An input without chunk, nothing to train, a trained model that cannot postpone
-            its reduction, or different numbers of chunks where processes meet in each of them.
+        ValueError: An input without chunk, a trained model that cannot postpone its reduction, or
+            different numbers of chunks where processes meet in each of them.
     """
     for i, parts in enumerate(chunks):
         if not parts:
             raise ValueError(
                 f"input {i} was split into no chunk at all: without rows give one chunk of 0 rows"
             )
-    if not any(trains) and not (isinstance(loss_fn, nn.Module) and is_trainable(loss_fn)):
-        raise ValueError("no model has a parameter that requires a gradient: nothing to train")
     for i, model in enumerate(models):
         if postponed and trains[i] and is_trainable(model) and not reduces_gradients(model):
             raise ValueError(
@@ -95,6 +91,16 @@ def check_step(
     ]
     if meeting and world_size() > 1:
         _check_same_counts(models, {i: len(chunks[i]) for i in meeting})
+
+
+def check_something_trains(trains: Sequence[bool], loss_fn: Any) -> None:
+    """Check that there is a gradient to compute; a loss with parameters is one, too.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if not any(trains) and not (isinstance(loss_fn, nn.Module) and is_trainable(loss_fn)):
+        raise ValueError("no model has a parameter that requires a gradient: nothing to train")
 
 
 def _check_same_counts(models: Sequence[Any], counts: Mapping[int, int]) -> None:

@@ -22,11 +22,16 @@ from gc_dpr.grad_cache.call_state import (
     started_accelerators,
     with_graph,
 )
-from gc_dpr.grad_cache.checks import check_number_of_inputs, check_step, chunk_size_per_model
+from gc_dpr.grad_cache.checks import (
+    check_number_of_inputs,
+    check_something_trains,
+    check_step,
+    chunk_size_per_model,
+)
 from gc_dpr.grad_cache.chunking import split_rows
 from gc_dpr.grad_cache.encoded_model import (
-    ChunkState,
     EncodedModel,
+    encode_chunk,
     is_trainable,
     reduces_gradients,
     without_sync,
@@ -38,7 +43,6 @@ from gc_dpr.grad_cache.step import (
     backward_cached,
     cache_gradients,
     check_reps,
-    encode_without_graph,
     replay_chunk,
 )
 
@@ -129,11 +133,7 @@ class GradCache:
         return []
 
     def model_call(self, model: Callable[..., Any], model_input: Any) -> Any:
-        """Call a model with one chunk of its input.
-
-        Raises:
-            TypeError: The chunk is of none of the kinds that ``split_rows`` makes.
-        """
+        """Call a model with one chunk; TypeError for kinds that ``split_rows`` does not make."""
         if isinstance(model_input, Tensor):
             return model(model_input)
         if isinstance(model_input, list):
@@ -166,17 +166,15 @@ class GradCache:
         states: list[ReplayState] = []
         for chunk in model_inputs:
             devices = [*model_devices, *self.get_input_tensors(chunk)]
-            chunk_reps, state = encode_without_graph(self._forward_of(model, chunk), devices)
+            chunk_reps, state = encode_chunk(
+                self._plain_forward_of(model, chunk), devices, seems_frozen=not is_trainable(model)
+            )
             reps.append(chunk_reps)
-            states.append(ChunkState(*state))
+            states.append(state)
         return torch.cat(reps), states
 
     def build_cache(self, *reps: Tensor, **loss_kwargs: Any) -> tuple[list[Tensor], Tensor]:
-        """Compute the loss and its gradient with respect to every representation.
-
-        Returns:
-            The gradients, (N, D) per model and scaled if there is a scaler, and the detached loss.
-        """
+        """Return d loss / d reps, (N, D) per model, scaled if there is a scaler; and the loss."""
 
         def loss_fn(*leaves: Tensor) -> Tensor:
             return self.compute_loss(*leaves, **loss_kwargs)
@@ -238,12 +236,14 @@ class GradCache:
             [*self.split_inputs(*x)] for x in zip(model_inputs, self.chunk_sizes, strict=True)
         ]
         trains = [self._trains(*pair) for pair in zip(self.models, chunks, strict=True)]
-        check_step(self.models, chunks, trains, self.loss_fn, postponed=no_sync_except_last)
+        check_step(self.models, chunks, trains, postponed=no_sync_except_last)
         keeps = trains[-1] and self._may_keep_graph()
         encoded = [
             self._encode(model, parts, keep_last=keeps and parts is chunks[-1])
             for model, parts in zip(self.models, chunks, strict=True)
         ]
+        trains = [sure or first.trains for sure, first in zip(trains, encoded, strict=True)]
+        check_something_trains(trains, self.loss_fn)
         gradients, loss = self.build_cache(*(first.reps for first in encoded), **loss_kwargs)
         kept = encoded[-1].kept
         if kept is not None:  # before the others, to free its graph
@@ -282,15 +282,18 @@ class GradCache:
         tensors = (tensor for chunk in chunks for tensor in self.get_input_tensors(chunk))
         return is_trainable(model) or any(tensor.requires_grad for tensor in tensors)
 
-    def _forward_of(self, model: Callable[..., Any], chunk: Any) -> Callable[[], Tensor]:
+    def _plain_forward_of(self, model: Callable[..., Any], chunk: Any) -> Callable[[], Tensor]:
         surrounding = capture_autocast()  # the backward pass goes without
 
         def forward() -> Tensor:
             with surrounding(), self._autocast(model, chunk):
-                reps = check_reps(self.get_reps(self.model_call(model, chunk)))
-            return with_graph(reps) if torch.is_grad_enabled() else reps
+                return check_reps(self.get_reps(self.model_call(model, chunk)))
 
         return forward
+
+    def _forward_of(self, model: Callable[..., Any], chunk: Any) -> Callable[[], Tensor]:
+        forward = self._plain_forward_of(model, chunk)
+        return lambda: with_graph(forward())
 
     def _autocast(self, model: Any, chunk: Any) -> AbstractContextManager[Any]:
         devices = devices_of(model, self.get_input_tensors(chunk))

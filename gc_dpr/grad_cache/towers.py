@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from gc_dpr.grad_cache.step import (
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 
+_FEW_CHUNKS = 32
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tower:
@@ -46,7 +48,7 @@ class Tower:
         trainable: False for an encoder whose parameters are all frozen: it is never replayed.
         kept_graphs: The last so many chunks keep their graph from the first pass and are not
             encoded again. Each costs the memory of one chunk's activations during the whole step;
-            the very last chunk of a step costs nothing and is always kept.
+            the very last chunk of a step with few chunks costs nothing and is kept anyway.
         dtype: Of the representations, for a tower without rows.
         module: An encoder that reduces its own gradients over processes, as ``fully_shard`` makes
             it: it is kept from that until its last chunk of the step. Its forward is a collective,
@@ -139,8 +141,8 @@ def cached_step(
         trainable=[tower.trainable for tower in towers],
         scaler=scaler,
     )
-    for tower, gradient, last in zip(encoded, gradients, last_uses(towers), strict=True):
-        backward_tower(tower, gradient, autocast, last_use=last)
+    for step in backward_order(encoded):
+        backward_chunk(encoded[step.tower], step, gradients[step.tower], autocast)
     return loss
 
 
@@ -149,20 +151,15 @@ def graphs_to_keep(towers: Sequence[Tower]) -> list[int]:
 
     What the towers ask for, and besides what costs no memory: everything if each trainable tower is
     a single chunk, else the chunk that is encoded last of all, since its activations would be in
-    memory alone anyway.
+    memory alone anyway. Not with many chunks: what the loss of so large a batch takes would come on
+    top, and there is little to save.
     """
     if all(len(tower.chunks) <= 1 for tower in towers if tower.trainable):
         return [len(tower.chunks) if tower.trainable else 0 for tower in towers]
     kept = [min(tower.kept_graphs, len(tower.chunks)) * tower.trainable for tower in towers]
-    if towers[-1].trainable and towers[-1].chunks:
+    if towers[-1].trainable and 0 < len(towers[-1].chunks) <= _FEW_CHUNKS:
         kept[-1] = max(1, kept[-1])
     return kept
-
-
-def last_uses(towers: Sequence[Tower]) -> list[bool]:
-    """Whether each tower is the last one to train its module, which then reduces gradients."""
-    last = {id(tower.module): i for i, tower in enumerate(towers) if tower.trainable}
-    return [last.get(id(tower.module)) == i for i, tower in enumerate(towers)]
 
 
 def encode_tower(
@@ -190,35 +187,53 @@ def encode_tower(
     return EncodedTower(tower=tower, reps=joined, graphs=graphs, states=states)
 
 
-def backward_tower(
-    encoded: EncodedTower, gradient: Tensor, autocast: Autocast = nullcontext, *, last_use: bool
-) -> None:
-    """Second pass: back-propagate the cached gradient into the parameters. Frozen towers: nothing.
-
-    Kept graphs come first, to free them, then the replays, one chunk at a time.
+class BackwardStep(NamedTuple):
+    """One chunk's backward pass.
 
     Args:
-        encoded: The tower after the first pass.
-        gradient: (N, D) cached gradient, in the order of the rows.
-        autocast: As in the first pass.
-        last_use: No later tower trains the same module, so that its last chunk may set off the
-            reduction of gradients over processes.
+        tower: Number of the tower.
+        chunk: Number of the tower's chunk.
+        reduces: It is the last of its tower's module, so that it may set off the reduction of
+            gradients over processes.
     """
-    tower = encoded.tower
-    if not tower.trainable:
-        return
-    kept = [i for i, graph in enumerate(encoded.graphs) if graph is not None]
-    order = [*kept, *(i for i, state in enumerate(encoded.states) if state is not None)]
-    for i in order:
-        rows = tower.chunks[i]
-        chunk_gradient = gradient[rows.to(gradient.device)]
-        reduces = last_use and i == order[-1]
-        with nullcontext() if reduces else without_gradient_sync(tower.module):
-            graph, state = encoded.graphs[i], encoded.states[i]
-            if graph is not None:
-                backward_cached(graph, chunk_gradient)
-            elif state is not None:
-                replay_chunk(_forward_of(tower, rows, autocast), state.random, chunk_gradient)
+
+    tower: int
+    chunk: int
+    reduces: bool
+
+
+def backward_order(encoded: Sequence[EncodedTower]) -> list[BackwardStep]:
+    """The chunks of all trainable towers: kept graphs first, to free them, then the replays."""
+    trained = [(i, tower) for i, tower in enumerate(encoded) if tower.tower.trainable]
+    kept = [(i, j) for i, t in trained for j, graph in enumerate(t.graphs) if graph is not None]
+    replays = [(i, j) for i, t in trained for j, state in enumerate(t.states) if state is not None]
+    modules = [id(encoded[i].tower.module) for i, _ in (*kept, *replays)]
+    last = {module: place for place, module in enumerate(modules)}
+    return [
+        BackwardStep(i, j, last[modules[place]] == place)
+        for place, (i, j) in enumerate((*kept, *replays))
+    ]
+
+
+def backward_chunk(
+    encoded: EncodedTower, step: BackwardStep, gradient: Tensor, autocast: Autocast = nullcontext
+) -> None:
+    """Second pass of one chunk: back-propagate its cached gradient into the parameters.
+
+    Args:
+        encoded: The chunk's tower after the first pass.
+        step: Which chunk.
+        gradient: (N, D) cached gradient of the tower, in the order of the rows.
+        autocast: As in the first pass.
+    """
+    tower, rows = encoded.tower, encoded.tower.chunks[step.chunk]
+    chunk_gradient = gradient[rows.to(gradient.device)]
+    with nullcontext() if step.reduces else without_gradient_sync(tower.module):
+        graph, state = encoded.graphs[step.chunk], encoded.states[step.chunk]
+        if graph is not None:
+            backward_cached(graph, chunk_gradient)
+        elif state is not None:
+            replay_chunk(_forward_of(tower, rows, autocast), state.random, chunk_gradient)
 
 
 def _forward_of(tower: Tower, rows: Tensor, autocast: Autocast) -> Callable[[], Tensor]:

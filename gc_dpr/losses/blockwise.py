@@ -52,7 +52,7 @@ def blockwise_nll(
     temperature divide the questions by it first.
 
     Args:
-        questions: (Q, D), floating point.
+        questions: (Q, D), float32 or float64.
         passages: (P, D), of the same dtype and device.
         labels: (Q,) int64 within 0..P-1, the column of each question's positive.
         excluded: Pairs that do not count: a (Q, P) bool tensor, or a function of (rows, columns),
@@ -65,8 +65,8 @@ def blockwise_nll(
         The losses, not reduced. One that is not finite is returned as it is.
 
     Raises:
-        ValueError: A block size below 1, dtypes that differ, or ``excluded`` is not bool, has
-            another shape or takes out a label.
+        ValueError: A block size below 1, dtypes that differ or are of half precision, labels that
+            are no columns, or ``excluded`` is not bool, has another shape or takes out a label.
 
     Example:
         >>> passages = torch.eye(3) * 1e4
@@ -79,6 +79,11 @@ def blockwise_nll(
             "questions and passages must have the same dtype, found "
             f"{questions.dtype} and {passages.dtype}"
         )
+    if questions.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"expected float32 or float64, found {questions.dtype}: sums over many passages need it"
+        )
+    _check_labels(labels, questions=len(questions), passages=len(passages))
     blocks = Blocks.cut(
         questions,
         passages,
@@ -90,6 +95,20 @@ def blockwise_nll(
         questions, passages, labels, blocks
     )
     return QuestionLosses(nll, correct, counts)
+
+
+def _check_labels(labels: Tensor, *, questions: int, passages: int) -> None:
+    if labels.dtype != torch.int64 or labels.shape != (questions,):
+        raise ValueError(
+            f"labels must be int64 of shape ({questions},), found {labels.dtype} of shape "
+            f"{tuple(labels.shape)}"
+        )
+    if questions:
+        lowest, highest = (int(end) for end in torch.aminmax(labels))
+        if lowest < 0 or highest >= passages:
+            raise ValueError(
+                f"labels must be columns, 0..{passages - 1}; found {lowest} to {highest}"
+            )
 
 
 class _BlockwiseNLL(torch.autograd.Function):

@@ -18,7 +18,7 @@ Letters: Q questions, P passages, D dims, W world size.
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,9 +97,14 @@ def in_batch_nll(
         >>> int(result.correct), result.questions, result.candidates
         (2, 2, 3)
     """
-    _check_inputs(question_reps, passage_reps, positive_index, temperature, gradient_reduction)
-    shares = gather_integers([len(question_reps), len(passage_reps)], question_reps.device)
-    questions, candidates = (sum(counts) for counts in zip(*shares, strict=True))
+    fault = _fault_of(question_reps, passage_reps, positive_index, temperature, gradient_reduction)
+    own = [0, 0, 1] if fault is not None else [len(question_reps), len(passage_reps), 0]
+    shares = gather_integers(own, question_reps.device)
+    questions, candidates, faulty = (sum(numbers) for numbers in zip(*shares, strict=True))
+    if fault is not None:
+        raise fault
+    if faulty:  # those processes raise: this one would wait for them forever
+        raise ValueError(f"in_batch_nll was given wrong arguments on {faulty} other process(es)")
     if questions == 0:
         raise ValueError("in_batch_nll needs a question on at least one process, found none")
     first_column = sum(share[1] for share in shares[: rank()])
@@ -133,6 +138,14 @@ def _divided(reps: Tensor, temperature: float | Tensor) -> Tensor:
     if isinstance(temperature, Tensor):
         return reps / temperature.to(reps).reshape(())
     return reps if temperature == 1 else reps / temperature
+
+
+def _fault_of(*arguments: Any) -> ValueError | None:
+    try:
+        _check_inputs(*arguments)
+    except ValueError as error:
+        return error
+    return None
 
 
 def _check_inputs(

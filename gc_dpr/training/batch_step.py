@@ -8,17 +8,25 @@ Letters: Q questions, P passages, D dims, W world size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from gc_dpr.data.collator import Batch
 from gc_dpr.data.known_positives import KnownPositives
-from gc_dpr.distributed import gather_counts, gather_rows, rank
+from gc_dpr.distributed import gather_counts, gather_rows, rank, world_size
 from gc_dpr.grad_cache.step import cache_gradients
+from gc_dpr.grad_cache.towers import EncodedTower
 from gc_dpr.losses import InBatchLoss, in_batch_nll
 from gc_dpr.models import BiEncoder
 from gc_dpr.training.batch_outcome import BatchOutcome, outcome_of
-from gc_dpr.training.chunk_budget import ChunkBudget, StepStart, free_cached_memory
+from gc_dpr.training.chunk_budget import (
+    ChunkBudget,
+    StepStart,
+    free_cached_memory,
+    is_out_of_memory,
+)
 from gc_dpr.training.embedding_gradients import embeddings_added_in_place
 from gc_dpr.training.sides import Side
 from gc_dpr.training.two_passes import TwoPasses
@@ -71,19 +79,38 @@ def batch_gradients(
     while True:
         with embeddings_added_in_place(model):
             encoded = step.encode()
-            gradients, loss = cache_gradients(
-                loss_fn,
-                [tower.reps for tower in encoded],
-                trainable=[tower.tower.trainable for tower in encoded],
-                scaler=scaler,
-            )
-            done = step.backward(encoded, gradients)
-        if done:
+            cached = _cached_gradients(step, encoded, loss_fn, scaler)
+            done = cached is not None and step.backward(encoded, cached[0])
+        if done and cached is not None:
             break
-        del encoded, gradients  # before anything is encoded again
+        del encoded, cached  # before anything is encoded again
         start.restore()
         free_cached_memory(device)
-    return outcome_of(batch, step, encoded, loss, loss_fn.result)
+    return outcome_of(batch, step, encoded, cached[1], loss_fn.result)
+
+
+def _cached_gradients(
+    step: TwoPasses,
+    encoded: Sequence[EncodedTower],
+    loss_fn: _LossFunction,
+    scaler: torch.amp.GradScaler | None,
+) -> tuple[list[Tensor], Tensor] | None:
+    """Gradients of the representations, and the loss; None if that did not fit beside kept graphs.
+
+    On several processes the others wait in the collectives of the loss, so there is no way back.
+    """
+    try:
+        return cache_gradients(
+            loss_fn,
+            [tower.reps for tower in encoded],
+            trainable=[tower.tower.trainable for tower in encoded],
+            scaler=scaler,
+        )
+    except RuntimeError as error:
+        if not is_out_of_memory(error) or world_size() > 1 or not step.keeps_graphs:
+            raise
+    step.keep_less()
+    return None
 
 
 class _LossFunction:
@@ -110,14 +137,19 @@ class _LossFunction:
     def __call__(self, question_reps: Tensor, passage_reps: Tensor) -> Tensor:
         # each distinct text was encoded once; here it stands wherever it belongs
         self.result = in_batch_nll(
-            question_reps.index_select(0, self._question_rows),  # (Q, D)
-            passage_reps.index_select(0, self._passage_rows),  # (P, D)
+            _at_rows(question_reps, self._question_rows),  # (Q, D)
+            _at_rows(passage_reps, self._passage_rows),  # (P, D)
             self._positive_index,
             temperature=self._temperature,
             excluded=self._excluded,
             gradient_reduction="mean" if self._averaged else "sum",
         )
         return self.result.loss
+
+
+def _at_rows(reps: Tensor, rows: Tensor) -> Tensor:
+    """Each text where it belongs; without repetitions they stand there already: no copy."""
+    return reps if len(reps) == len(rows) else reps.index_select(0, rows)
 
 
 def known_positives(batch: Batch, device: torch.device) -> KnownPositives:

@@ -64,8 +64,7 @@ def halved(
     if all(len(rows) <= 1 for rows in chunks):
         raise TextDoesNotFitError(
             f"out of memory with a single {side} of {longest} tokens: use a smaller encoder, "
-            f"model.max_{side}_length below {longest}, hardware.kept_chunks=0 or "
-            "hardware.precision=bf16"
+            f"model.max_{side}_length below {longest} or hardware.precision=bf16"
         )
     tokens = budget.tokens // 2
     while tokens > 1 and tokens >= largest_chunk(chunks, lengths):
@@ -106,7 +105,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
     text = str(error).lower()
-    return "out of memory" in text or "can't allocate memory" in text
+    return any(sign in text for sign in ("out of memory", "can't allocate memory", "alloc_failed"))
 
 
 def free_cached_memory(device: torch.device) -> None:

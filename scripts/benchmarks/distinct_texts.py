@@ -172,11 +172,12 @@ def judge(once: Way, apart: Way) -> tuple[bool, dict[str, float]]:
 
 def plot(ways: list[Way], share: float, options: argparse.Namespace) -> None:
     """Draw the seconds of both ways."""
+    questions = len(ways[0].work.batch.positive_index)
     plot_bars(
         {way.name: way.seconds for way in ways},
         options.plot,
         title="One training step where questions share passages",
-        subtitle=f"{len(ways[0].work.batch.positive_index)} questions, {share:.0%} of the candidates "
+        subtitle=f"{questions} questions, {share:.0%} of the candidates "
         f"distinct; {describe(options)}",
         label="seconds, the fastest round",
         ours="distinct",

@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from toy_towers import (
     VOCABULARY,
     clear_gradients,
@@ -546,3 +547,41 @@ def test_frozen_tower_needs_no_wrapper():
     encoders[1].no_sync = nullcontext
     GradCache(encoders, 3, loss_fn)(QUESTIONS, PASSAGES, no_sync_except_last=True)
     assert encoders[1].output.weight.grad is not None
+
+
+def test_a_head_behind_a_frozen_model_is_trained():
+    """A frozen tower is not replayed, unless something beside it needs the gradient."""
+    torch.manual_seed(0)
+    inputs = torch.randn(12, 6, dtype=torch.float64), torch.randn(12, 6, dtype=torch.float64)
+
+    def loss_fn(questions, passages):
+        return F.cross_entropy(questions @ passages.T, torch.arange(12))
+
+    for frozen in ([0], [1], [0, 1]):
+        encoders = [nn.Linear(6, 4).double() for _ in range(2)]
+        head = nn.Linear(4, 3).double()
+        for i in frozen:
+            encoders[i].requires_grad_(False)
+        GradCache(encoders, 5, loss_fn, get_rep_fn=head)(*inputs)
+        found = head.weight.grad.clone()
+        head.zero_grad()
+        loss_fn(*(head(e(x)) for e, x in zip(encoders, inputs, strict=True))).backward()
+        torch.testing.assert_close(found, head.weight.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_a_model_that_a_wrapper_does_not_register_is_trained():
+    class Wrapper(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = [inner]
+
+        def forward(self, inputs):
+            return self.inner[0](inputs)
+
+    torch.manual_seed(0)
+    inner, inputs = nn.Linear(6, 4).double(), torch.randn(7, 6, dtype=torch.float64)
+    GradCache([Wrapper(inner)], 3, lambda reps: reps.square().sum())(inputs)
+    found = inner.weight.grad.clone()
+    inner.zero_grad()
+    inner(inputs).square().sum().backward()
+    torch.testing.assert_close(found, inner.weight.grad, rtol=1e-12, atol=1e-14)

@@ -274,3 +274,17 @@ def test_dtypes_must_agree():
     questions, passages, labels, _ = random_case(12, 4, 6)
     with pytest.raises(ValueError, match=r"same dtype, found torch.float32 and torch.float64"):
         blockwise_nll(questions.float(), passages, labels)
+
+
+@pytest.mark.parametrize("labels", [[0, -1, 1], [0, 3, 1]])
+def test_labels_that_are_no_columns_are_refused(labels):
+    with pytest.raises(ValueError, match=r"labels must be columns, 0\.\.2"):
+        blockwise_nll(torch.eye(3), torch.eye(3), torch.tensor(labels))
+    with pytest.raises(ValueError, match="int64"):
+        blockwise_nll(torch.eye(3), torch.eye(3), torch.tensor([0, 1, 2], dtype=torch.int32))
+
+
+def test_half_precision_is_refused():
+    reps = torch.eye(3).half()
+    with pytest.raises(ValueError, match="float32 or float64"):
+        blockwise_nll(reps, reps, torch.arange(3))

@@ -67,3 +67,20 @@ def test_shares_in_blocks_add_up_to_the_dense_loss():
         for side, reps in enumerate((questions, passages)):
             found = torch.cat([gradients[side] for *_, gradients in results])
             assert relative_error(found, reps.grad) < 1e-12
+
+
+def wrong_on_rank_1():
+    reps = torch.eye(3)
+    positives = torch.tensor([0, 1, 7]) if distributed.rank() == 1 else torch.arange(3)
+    try:
+        in_batch_nll(reps, reps, positives)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def test_wrong_arguments_on_one_process_raise_on_all():
+    """Else the others would wait for it forever."""
+    other, own = run_distributed(wrong_on_rank_1, 2, timeout=30)
+    assert "positive_index must lie in 0..2" in own
+    assert "1 other process" in other

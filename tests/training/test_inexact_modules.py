@@ -157,8 +157,10 @@ def test_batch_norm_frozen_in_an_encoder_that_is_taken_as_it_is():
     encoder.train()
     encoder[1][0].eval()
     assert found(encoder, training=False) == []
-    assert found(encoder) != []
+    assert found(encoder) == []  # the cure that the message advises is seen
     assert not encoder[1][0].training
+    assert found(encoder.eval()) != []  # as training would put it
+    assert not encoder.training
 
 
 def test_a_module_that_mixes_rows_between_its_children_is_named_itself():

@@ -1,6 +1,7 @@
 """A chunk that does not fit is made smaller, and the step ends as if nothing had happened."""
 
 import logging
+import weakref
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from distributed_run import run_distributed
 from training_parts import CPU, example, examples, make_batches, make_model, make_trainer
 
 from gc_dpr.distributed import rank, sum_gradients, sum_over_processes
+from gc_dpr.losses import in_batch_nll
 from gc_dpr.seeding import derive_seed, seed_everything
+from gc_dpr.training import batch_step
 from gc_dpr.training.batch_step import batch_gradients
 from gc_dpr.training.chunk_budget import ChunkBudget, TextDoesNotFitError
 
@@ -110,11 +113,111 @@ def test_questions_and_passages_shrink_on_their_own(tiny_encoder_dir):
     second = Shortage(model.passage_encoder, 110, when="backward")
     start = ChunkBudget(100, kept=1), ChunkBudget(400, kept=1)
     outcome, found = gradients(model, batch, *start, kept_tokens=60)
-    assert (first.times, second.times) == (1, 2)
-    assert (outcome.question_budget, outcome.passage_budget) == small
-    assert outcome.kept_tokens == 60 // 8  # three times out of memory
+    # first fewer graphs are kept, then none, then the budgets are halved
+    assert outcome.kept_tokens == 0
+    assert (outcome.question_budget, outcome.passage_budget) == (ChunkBudget(50), ChunkBudget(100))
+    assert second.times == 2
+    assert first.times > 1
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-14)
+
+
+class Alive(torch.autograd.Function):
+    """Holds an object for as long as the graph waits for its backward pass."""
+
+    @staticmethod
+    def forward(ctx, reps, held):
+        ctx.held = held
+        return reps.view_as(reps)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.held = None
+        return gradient, None
+
+
+class Room:
+    """Counts the padded tokens whose graphs are alive, and has room for so many."""
+
+    class Held:
+        pass
+
+    def __init__(self, model, tokens):
+        self.tokens, self.alive, self.times = tokens, 0, 0
+        for encoder in dict.fromkeys((model.question_encoder, model.passage_encoder)):
+            encoder.register_forward_pre_hook(self.before, with_kwargs=True)
+            encoder.register_forward_hook(self.after, with_kwargs=True)
+
+    def before(self, module, args, chunk):
+        if self.alive + chunk["input_ids"].numel() > self.tokens:
+            self.times += 1
+            raise torch.OutOfMemoryError("made up")  # a new one: its traceback holds frames
+
+    def after(self, module, args, chunk, reps):
+        if not reps.requires_grad:
+            return reps
+        size, held = chunk["input_ids"].numel(), self.Held()
+        self.alive += size
+        weakref.finalize(held, self.release, size)
+        return Alive.apply(reps, held)
+
+    def release(self, size):
+        self.alive -= size
+
+
+@pytest.mark.parametrize("kept", [6, 999])
+@pytest.mark.parametrize("kept_tokens", [0, 10**6])
+@pytest.mark.parametrize("rows", [None, 1])
+def test_kept_graphs_go_before_chunks_get_smaller(tiny_encoder_dir, kept, kept_tokens, rows):
+    model, batch = setup(tiny_encoder_dir)
+    budgets = ChunkBudget(60, rows), ChunkBudget(100, rows)
+    _, expected = gradients(model, batch, *budgets)
+    model.zero_grad()
+    room = Room(model, 110)
+    generous = [ChunkBudget(budget.tokens, rows, kept) for budget in budgets]
+    outcome, found = gradients(model, batch, *generous, kept_tokens=kept_tokens)
+    assert 0 < room.times < 20
+    assert room.alive == 0
+    assert outcome.question_budget.tokens == 60
+    assert outcome.passage_budget.tokens == 100
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-14)
+
+
+def test_two_single_texts_that_fit_only_one_after_the_other(tiny_encoder_dir):
+    model = make_model(tiny_encoder_dir).train()
+    loader, _ = make_batches(model, [example(0, hard_negatives=[])], batch_size=1)
+    batch = next(iter(loader))
+    longest = max(int(batch.questions.lengths.max()), int(batch.passages.lengths.max()))
+    room = Room(model, longest)
+    gradients(model, batch)
+    assert room.times == 1
+    room.tokens = longest - 1
+    with pytest.raises(TextDoesNotFitError, match="single"):
+        gradients(model, batch)
+
+
+def test_out_of_memory_in_the_loss_drops_kept_graphs(tiny_encoder_dir, monkeypatch):
+    model, batch = setup(tiny_encoder_dir)
+    budgets = ChunkBudget(60, kept=3), ChunkBudget(100, kept=3)
+    _, expected = gradients(model, batch, *budgets)
+    model.zero_grad()
+    calls = []
+
+    def loss(*args, **options):
+        calls.append(1)
+        if len(calls) == 1:
+            raise ERROR
+        return in_batch_nll(*args, **options)
+
+    monkeypatch.setattr(batch_step, "in_batch_nll", loss)
+    outcome, found = gradients(model, batch, *budgets)
+    assert [outcome.question_budget.kept, outcome.passage_budget.kept] == [1, 1]
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-14)
+    calls.clear()
+    with pytest.raises(torch.OutOfMemoryError):  # nothing is kept: the batch itself is too large
+        gradients(model, batch, ChunkBudget(60), ChunkBudget(100))
 
 
 def test_a_budget_far_above_the_batch_goes_below_its_largest_chunk_at_once(tiny_encoder_dir):

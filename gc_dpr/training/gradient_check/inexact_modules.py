@@ -77,8 +77,8 @@ def find_inexact_modules(
             arguments); or a tuple (list, dict). Values that are no tensors, ``None`` too, are
             passed on. At least two different rows are needed to see rows influence each other; a
             few short ones do.
-        training: Call ``encoder.train()`` first, as training does; False leaves each submodule in
-            the mode it is in.
+        training: Put an encoder in evaluation mode into training mode first. One that is in
+            training mode keeps the mode of each submodule: a BatchNorm frozen by ``eval()`` stays.
         autocast: Makes the context to encode in.
 
     Returns:
@@ -94,7 +94,7 @@ def find_inexact_modules(
         []
     """
     with unchanged(encoder) as (start,), torch.no_grad():
-        if training:
+        if training and not encoder.training:
             encoder.train()
         probe = _Probe(encoder, chunk, start, autocast)
         return [*_changed_state(probe), *_foreign_randomness(probe), *_mixed_rows(probe)]
@@ -183,7 +183,8 @@ def _foreign_randomness(probe: _Probe) -> list[Finding]:
             "randomness",
             "the same input and the same state of torch's and Python's global generators give "
             f"another output; it draws from {source or 'a source of its own'}, which is not "
-            "replayed. Draw from torch's global generator instead",
+            f"replayed{'' if source else ', or changes a state that is no buffer'}. Draw from "
+            "torch's global generator instead",
         )
     ]
 
