@@ -89,6 +89,13 @@ class RandContext:
         self._python_state = random.getstate()
         self._outside: list[tuple[dict[torch.device, Tensor], tuple[Any, ...]]] = []
 
+    def is_current(self) -> bool:
+        """Whether no generator has moved since it was made."""
+        now = _capture(list(self._states))
+        return self._python_state == random.getstate() and all(
+            torch.equal(state, now[device]) for device, state in self._states.items()
+        )
+
     def __enter__(self) -> RandContext:
         self._outside.append((_capture(list(self._states)), random.getstate()))
         _restore(self._states)

@@ -34,7 +34,11 @@ class ReplayState(NamedTuple):
 
 
 def encode_without_graph(
-    forward: Callable[[], Tensor], devices: Iterable[Any], *, rows: int | None = None
+    forward: Callable[[], Tensor],
+    devices: Iterable[Any],
+    *,
+    rows: int | None = None,
+    before: ReplayState | None = None,
 ) -> tuple[Tensor, ReplayState]:
     """Encode a chunk without graph, and capture what it takes to encode it again alike.
 
@@ -43,11 +47,14 @@ def encode_without_graph(
         devices: Where it computes, in any form :func:`~gc_dpr.grad_cache.rand_context.devices_of`
             takes.
         rows: C, where it is known.
+        before: State of the chunk before. Where that drew no random numbers, as without dropout,
+            its generators are shared instead of captured once more.
 
     Returns:
         The representations and the state for :func:`replay_chunk`.
     """
-    random = RandContext(*devices)
+    shared = before is not None and before.random.is_current()
+    random = before.random if before is not None and shared else RandContext(*devices)
     with torch.no_grad():
         reps = check_reps(forward(), rows=rows)
     # Where the caller autocasts around the whole step, older torch would use the weights cast here,

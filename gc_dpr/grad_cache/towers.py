@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from gc_dpr.distributed import is_fully_sharded, without_gradient_sync
-from gc_dpr.grad_cache.chunking import restore_order
 from gc_dpr.grad_cache.step import (
     ReplayState,
     Scaler,
@@ -167,23 +166,27 @@ def encode_tower(
 ) -> EncodedTower:
     """First pass: encode all chunks, the last ``kept_graphs`` of them with a graph."""
     count = len(tower.chunks)
-    reps: list[Tensor] = []
+    joined: Tensor | None = None
     graphs: list[Tensor | None] = [None] * count
     states: list[ReplayState | None] = [None] * count
+    state: ReplayState | None = None
     for i, rows in enumerate(tower.chunks):
         forward = _forward_of(tower, rows, autocast)
         if i >= count - kept_graphs:
-            graph = check_reps(forward(), rows=len(rows))
-            graphs[i] = graph
-            reps.append(graph.detach())
+            graphs[i] = chunk_reps = check_reps(forward(), rows=len(rows))
         else:
-            chunk_reps, states[i] = encode_without_graph(forward, tower.devices, rows=len(rows))
-            reps.append(chunk_reps)
-    if not reps:
+            chunk_reps, state = encode_without_graph(
+                forward, tower.devices, rows=len(rows), before=state
+            )
+            states[i] = state
+        if joined is None:
+            joined = chunk_reps.new_empty((tower.num_rows, chunk_reps.shape[1]))  # (N, D)
+        # At once to its place: small tensors that stay between large ones that go would leave the
+        # memory in pieces.
+        joined[rows.to(joined.device)] = chunk_reps.detach()
+    if joined is None:
         empty = (0, tower.embedding_dim)
         joined = torch.zeros(empty, dtype=tower.dtype, device=tower.devices[0])
-    else:
-        joined = restore_order(reps, tower.chunks)
     return EncodedTower(tower=tower, reps=joined, graphs=graphs, states=states)
 
 

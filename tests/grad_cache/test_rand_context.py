@@ -112,3 +112,15 @@ def test_dropout_on_the_gpu_is_replayed():
         assert torch.equal(model(x), first)
     assert torch.equal(torch.cuda.get_rng_state(), after)
     assert not torch.equal(model(x), first)
+
+
+def test_is_current_until_a_generator_moves():
+    context = RandContext(torch.ones(1))
+    assert context.is_current()
+    torch.rand(1)
+    assert not context.is_current()
+    with context:
+        assert context.is_current()
+    context = RandContext()
+    random.random()
+    assert not context.is_current()
