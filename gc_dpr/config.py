@@ -156,7 +156,9 @@ class TrainConfig:
         "first", "Which positive is trained on: first, or random (anew in each epoch)"
     )
     negative_choice: str = option(
-        "first", "Which negatives are trained on: first, or random (anew in each epoch)"
+        "first",
+        "Which negatives are trained on: first, random (anew in each epoch), or rotate (the next "
+        "ones in each epoch, so that all are used evenly)",
     )
     mask_known_positives: bool = option(
         True, "Do not count a passage as a negative of a question whose positives include it"
@@ -177,7 +179,7 @@ class TrainConfig:
     def check(self) -> None:
         """Refuse impossible values and options without effect."""
         _one_of("train.positive_choice", self.positive_choice, ("first", "random"))
-        _one_of("train.negative_choice", self.negative_choice, ("first", "random"))
+        _one_of("train.negative_choice", self.negative_choice, ("first", "random", "rotate"))
         _one_of("train.last_batch", self.last_batch, ("keep", "drop"))
         for name, low in (
             ("batch_size", 1), ("hard_negatives", 0), ("random_negatives", 0), ("epochs", 0),

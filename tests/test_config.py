@@ -397,7 +397,7 @@ CHECKS = [
     (TRAIN, "data.passages_file=[null]", "data.passages_file=[None]: expected a path"),
     (TRAIN, "data.questions_file=true", "data.questions_file=True: expected a path"),
     (TRAIN, "train.positive_choice=last", "expected one of first, random"),
-    (TRAIN, "train.negative_choice=last", "expected one of first, random"),
+    (TRAIN, "train.negative_choice=last", "expected one of first, random, rotate"),
     (TRAIN, "train.last_batch=pad", "expected one of keep, drop"),
     (TRAIN, "train.batch_size=0", "expected 1 or more"),
     (TRAIN, "train.hard_negatives=-1", "expected 0 or more"),

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from gc_dpr.data.identity import passage_key
 from gc_dpr.data.records import Passage, TrainingExample
-from gc_dpr.data.sampling import Choice, choose_passages
+from gc_dpr.data.sampling import Choice, NegativeChoice, choose_passages
 from gc_dpr.grad_cache.chunking import RaggedTokens
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Collator:
         hard_negatives: Hard negatives per question.
         random_negatives: Random negatives per question.
         positive_choice: ``"first"`` or ``"random"``; see ``choose_passages``.
-        negative_choice: ``"first"`` or ``"random"``.
+        negative_choice: ``"first"``, ``"random"`` or ``"rotate"``.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Collator:
         hard_negatives: int,
         random_negatives: int = 0,
         positive_choice: Choice = "first",
-        negative_choice: Choice = "first",
+        negative_choice: NegativeChoice = "first",
     ) -> None:
         self._tokenize_questions = tokenize_questions
         self._tokenize_passages = tokenize_passages

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from gc_dpr.data.readers.dpr_json import numbered_training_examples
 from gc_dpr.data.readers.paths import Paths, expand_paths
+from gc_dpr.data.readers.training_formats import numbered_training_examples
 from gc_dpr.data.records import TrainingExample
 from gc_dpr.errors import DataError
 
@@ -63,7 +63,8 @@ def load_training_set(
     """Read training examples into memory, leaving out those without a positive passage.
 
     Args:
-        paths: DPR training JSON or JSONL: a file, a glob or a list of them.
+        paths: Files of any training format (``gc_dpr.data.readers.training_formats.FORMATS``): a
+            file, a glob or a list of them.
         on_missing_positives: ``"skip"`` leaves such examples out and logs their number;
             ``"error"`` refuses the file.
         max_examples: Stop after this many kept examples; None reads everything.
@@ -93,8 +94,8 @@ def load_training_set(
             examples.append(replace(example, id=unique_id) if renamed else example)
         elif on_missing_positives == "error":
             raise DataError(
-                "this example has no positive passage (positive_ctxs is empty or missing); add "
-                "one, or leave such examples out with on_missing_positives=skip",
+                "this example has no positive passage (of DPR JSON: positive_ctxs is empty or "
+                "missing); add one, or leave such examples out with on_missing_positives=skip",
                 path=path,
                 line=line,
             )
@@ -137,7 +138,7 @@ def _summarised(
     if not examples:
         raise DataError(
             f"no training example left: {read} read from {where}, {without_positives} of them "
-            "without a positive passage; expected at least one with a non-empty positive_ctxs"
+            "without a positive passage; expected at least one example with a positive"
         )
     _logger.log(
         logging.WARNING if without_positives else logging.INFO,

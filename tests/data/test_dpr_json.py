@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gc_dpr.data import Passage, read_training_examples
+from gc_dpr.data import Passage, TrainingExample, read_training_examples
+from gc_dpr.data.readers.dpr_json import numbered_retrieval_results, write_dpr_json
 from gc_dpr.data.readers.json_stream import iter_objects
 from gc_dpr.errors import DataError
 
@@ -123,7 +124,13 @@ GOOD = json.dumps(RECORD)
         ("[1, 2]", 1, "found a number in the list"),
         ("[[]]", 1, "found a list in the list"),
         ("[null]", 1, "found null in the list"),
-        ('{"version": 1, "data": []}', 1, r"it is missing \(the object has: version, data\)"),
+        (
+            '{"version": 1, "data": 0}',
+            1,
+            "a first record with the keys version, data, expected DPR",
+        ),
+        (f'{GOOD}\n{{"version": 1, "data": 0}}', 2, r"missing \(the object has: version, data\)"),
+        (f'{GOOD}\n{{"question": "a", "ctxs": []}}', 2, "a retrieval result among training exam"),
         ('"who?"', None, "found text that begins '\"who\\?\"', expected DPR training JSON"),
         ("just words\n", None, "found text that begins 'just words', expected DPR training JSON"),
         ("[" + '{"question":' * 100_000, 1, "cannot be read"),
@@ -210,3 +217,109 @@ def test_large_record_takes_linear_time():
     record = {"question": "x" * 300_000}
     [(_, read)] = stream(json.dumps([record]), 16)
     assert read == record
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+PASSAGES = st.lists(st.builds(Passage, TEXTS, TEXTS, TEXTS), max_size=2).map(tuple)
+EXAMPLES = st.lists(
+    st.builds(
+        TrainingExample,
+        TEXTS.filter(bool),
+        TEXTS,
+        st.lists(TEXTS, max_size=2).map(tuple),
+        PASSAGES,
+        PASSAGES,
+        PASSAGES,
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(examples=EXAMPLES, ending=st.sampled_from(["json", "jsonl"]))
+def test_what_is_written_is_read_back(tmp_path_factory, examples, ending):
+    folder = tmp_path_factory.mktemp("round")
+    for packing in ("", ".gz", ".zst"):
+        path = folder / f"out.{ending}{packing}"
+        assert write_dpr_json(path, iter(examples)) == len(examples)
+        assert list(read_training_examples(path)) == examples
+
+
+def test_what_is_written_is_plain_json(tmp_path):
+    example = TrainingExample("q\u2028", "who?", ("Ada",), (Passage("07", "T", "p"),))
+    bare = TrainingExample("", "why?", (), (Passage("", "", "p"),))
+    write_dpr_json(tmp_path / "out.json", [example, bare])
+    write_dpr_json(tmp_path / "out.jsonl", [example, bare])
+    wanted = [
+        {
+            "id": "q\u2028",
+            "question": "who?",
+            "answers": ["Ada"],
+            "positive_ctxs": [{"title": "T", "text": "p", "passage_id": "07"}],
+            "negative_ctxs": [],
+            "hard_negative_ctxs": [],
+        },
+        {
+            "question": "why?",
+            "answers": [],
+            "positive_ctxs": [{"title": "", "text": "p"}],
+            "negative_ctxs": [],
+            "hard_negative_ctxs": [],
+        },
+    ]
+    assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8")) == wanted
+    lines = (tmp_path / "out.jsonl").read_bytes().decode().split("\n")
+    assert [json.loads(line) for line in lines[:-1]] == wanted
+    assert lines[-1] == ""
+    assert write_dpr_json(tmp_path / "none.json", []) == 0
+    assert json.loads((tmp_path / "none.json").read_text()) == []
+
+
+def result(**changes):
+    ctxs = [
+        {"id": "wiki:3", "title": "B", "text": "b", "score": "9.5", "has_answer": False},
+        {"id": "wiki:1", "title": "A", "text": "a", "score": "9.25", "has_answer": True},
+        {"id": "wiki:2", "title": "C", "text": "c", "score": 8, "has_answer": False},
+        {"id": 4, "title": None, "text": "d", "score": "7", "has_answer": True},
+    ]
+    return {"question": "who?", "answers": ["a"], "ctxs": ctxs, **changes}
+
+
+def test_retrieval_results_become_positives_and_hard_negatives_in_rank_order(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([result(), result(id=7, ctxs=[])], indent=4))
+    (line, example), (_, empty) = numbered_retrieval_results(path)
+    assert line == 2
+    assert example == TrainingExample(
+        "results.json#0",
+        "who?",
+        ("a",),
+        (Passage("wiki:1", "A", "a"), Passage("4", "", "d")),
+        (Passage("wiki:3", "B", "b"), Passage("wiki:2", "C", "c")),
+    )
+    assert empty == TrainingExample("7", "who?", ("a",), ())
+    contriever = json.dumps([result()]).replace("has_answer", "hasanswer")
+    path.write_text(contriever)
+    assert next(read_training_examples(path)) == example
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"ctxs": [{"text": "a"}]},
+            r"ctxs\[0\].has_answer: it is missing .*expected true or false",
+        ),
+        ({"ctxs": [{"text": "a", "has_answer": "True"}]}, r"ctxs\[0\].has_answer: found 'True'"),
+        ({"ctxs": [{"has_answer": True}]}, r"ctxs\[0\].text: it is missing"),
+        ({"ctxs": None}, "ctxs: found None"),
+        ({"question": 3}, "question: found 3"),
+    ],
+)
+def test_faults_of_retrieval_results(tmp_path, change, message):
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps(result()) + "\n" + json.dumps(result(**change)))
+    with pytest.raises(DataError, match=message) as caught:
+        list(read_training_examples(path))
+    assert caught.value.line == 2

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from gc_dpr.data import read_passages, read_questions, read_training_examples
+from gc_dpr.data.readers.compression import zstd
 from gc_dpr.data.readers.paths import expand_paths
+from gc_dpr.data.readers.writing import open_text_for_writing
 from gc_dpr.errors import DataError
 
 READERS = {
@@ -78,13 +80,13 @@ def test_file_named_twice_is_refused(tmp_path):
     [(read_training_examples, TRAINING), (read_passages, PASSAGES), (read_questions, QUESTIONS)],
     ids=READERS,
 )
-def test_gzip_bom_and_crlf_change_nothing(reader, content, tmp_path):
+def test_packing_bom_and_crlf_change_nothing(reader, content, tmp_path):
     plain = content.encode()
     wanted = list(reader(write(tmp_path / "f", plain)))
     assert wanted
     bom = b"\xef\xbb\xbf"
     for changed in (bom + plain, plain.replace(b"\n", b"\r\n"), plain.rstrip(b"\n")):
-        for stored in (changed, gzip.compress(changed)):
+        for stored in (changed, gzip.compress(changed), zstd.compress(changed)):
             assert list(reader(write(tmp_path / "f", stored))) == wanted
 
 
@@ -104,13 +106,94 @@ def test_truncated_and_damaged_gzip(reader, content, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("reader", "content"),
+    [(read_training_examples, TRAINING), (read_passages, PASSAGES), (read_questions, QUESTIONS)],
+    ids=READERS,
+)
+def test_truncated_and_damaged_zstandard(reader, content, tmp_path):
+    checked = {zstd.CompressionParameter.checksum_flag: 1}
+    packed = zstd.compress(content.encode(), options=checked)
+    for cut in (packed[:-1], packed[:-10], packed[:5], packed + packed[:9]):
+        with pytest.raises(DataError, match="f: the Zstandard stream ends before its end mark"):
+            list(reader(write(tmp_path / "f", cut)))
+    damaged = bytearray(packed)
+    damaged[-2] ^= 0xFF  # the checksum
+    for bad in (bytes(damaged), packed + b"something else"):
+        with pytest.raises(DataError, match="f: the Zstandard stream is damaged"):
+            list(reader(write(tmp_path / "f", bad)))
+
+
+def test_zstandard_in_several_frames_and_with_a_long_window(tmp_path):
+    rows = [f"{i}\ttext {i}\ttitle\n" for i in range(40_000)]
+    wanted = [str(i) for i in range(40_000)]
+    halves = ["".join(rows[:9]).encode(), "".join(rows[9:]).encode()]
+    skippable = b"\x5f\x2a\x4d\x18\x04\x00\x00\x00abcd"  # pzstd begins with one
+    long = {zstd.CompressionParameter.window_log: 28}
+    packed = skippable + b"".join(zstd.compress(half, options=long) for half in halves)
+    assert [p.id for p in read_passages(write(tmp_path / "f", packed))] == wanted
+
+
+@pytest.mark.parametrize("outer", [gzip.compress, zstd.compress])
+@pytest.mark.parametrize("inner", [gzip.compress, zstd.compress])
+def test_text_that_is_packed_twice(tmp_path, inner, outer):
+    path = write(tmp_path / "f", outer(inner(PASSAGES.encode())))
+    with pytest.raises(DataError, match="inside another compression; decompress it once"):
+        list(read_passages(path))
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".ZST"])
+def test_writing_is_packed_by_name_whole_or_not_at_all_and_repeatable(tmp_path, ending):
+    path = tmp_path / "new" / f"text{ending}"
+    text = "caf\u00e9\n" + "row\n" * 100_000
+    for _ in range(2):
+        with open_text_for_writing(path) as handle:
+            handle.write(text)
+        first = path.read_bytes()
+    with open_text_for_writing(tmp_path / f"elsewhere{ending}") as handle:
+        handle.write(text)
+    assert (tmp_path / f"elsewhere{ending}").read_bytes() == first
+    unpack = {"": bytes, ".gz": gzip.decompress, ".ZST": zstd.decompress}[ending]
+    assert unpack(first).decode() == text
+    assert (len(first) < 2000) == bool(ending)
+    with pytest.raises(KeyError), open_text_for_writing(path) as handle:
+        handle.write("half")
+        raise KeyError
+    with (
+        pytest.raises(DataError, match="half of a character"),
+        open_text_for_writing(path) as handle,
+    ):
+        handle.write("\ud800")
+    assert path.read_bytes() == first
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of POSIX")
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+def test_full_disk_leaves_nothing_behind(tmp_path, ending):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / f"text{ending}"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with (
+            pytest.raises(DataError, match="cannot be written"),
+            open_text_for_writing(path) as handle,
+        ):
+            handle.write(os.urandom(300_000).hex())
+            handle.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     ("expected", "content", "looks_like", "key"),
     [
         ("training", PASSAGES, "a passages TSV", "data.passages_file"),
         ("training", "1\tsome text\ttitle\n", "a passages TSV", "data.passages_file"),
         ("training", QUESTIONS, "a questions CSV", "data.questions_file"),
         ("training", "query-id\tcorpus-id\tscore\n0\t1\t1\n", "a qrels file", None),
-        ("training", '[{"question": "q", "ctxs": []}]', "a DPR retrieval-result JSON", None),
+        ("passages", '[{"question": "q", "ctxs": []}]', "a DPR retrieval-result JSON", None),
         ("passages", TRAINING, "DPR training JSON", "data.train_file"),
         ("passages", TRAINING[1:-1], "DPR training JSON", "data.train_file"),
         ("passages", "[\n" + TRAINING[1:], "DPR training JSON", "data.train_file"),

@@ -89,6 +89,115 @@ def test_random_negatives_do_not_stand_in_for_hard_ones():
     assert ids(chosen) == ["p0"]
 
 
+def rotated(subject, epoch, hard, other=0, fill=False, seed=0):
+    return choose_passages(
+        subject,
+        seed=seed,
+        epoch=epoch,
+        hard_negatives=hard,
+        random_negatives=other,
+        negative_choice="rotate",
+        fill_with_random=fill,
+    )
+
+
+def test_rotate_goes_on_where_the_last_epoch_ended():
+    chosen = [ids(rotated(example(), epoch, 2, 3)) for epoch in range(4)]
+    assert chosen == [
+        ["p0", "h0", "h1", "r0", "r1", "r2"],
+        ["p0", "h2", "h3", "r3", "r0", "r1"],
+        ["p0", "h4", "h0", "r2", "r3", "r0"],
+        ["p0", "h1", "h2", "r1", "r2", "r3"],
+    ]
+
+
+@pytest.mark.parametrize("available", range(1, 8))
+@pytest.mark.parametrize("asked", range(1, 9))
+def test_rotate_uses_all_evenly_and_none_twice_at_once(available, asked):
+    counts = Counter()
+    for epoch in range(available):
+        chosen = rotated(example(hard=available), epoch, asked).negatives
+        assert len({passage.id for passage in chosen}) == len(chosen) == min(asked, available)
+        counts.update(passage.id for passage in chosen)
+    assert counts == {f"h{i}": min(asked, available) for i in range(available)}
+
+
+def test_rotate_depends_on_the_epoch_only():
+    """Not on the seed, on the id of the example, or on which epochs were asked for before."""
+    chosen = ids(rotated(example(), 1000, 2))
+    assert chosen == ids(rotated(example(), 1000, 2, seed=7))
+    assert chosen == ids(rotated(example("other"), 1000, 2)) == ["p0", "h0", "h1"]
+
+
+def test_rotate_is_even_where_the_file_repeats_itself():
+    """The neighbours of what is passed over get no second turn; its copies get none."""
+    positive = Passage("p", "", "positive")
+    a, b, c, d = (Passage(name, "", name) for name in "abcd")
+    subject = TrainingExample("q", "?", (), (positive,), (a, positive, b, a, c), (b, d, d))
+    counts = Counter()
+    for epoch in range(3):
+        chosen = rotated(subject, epoch, 1, 1)
+        assert chosen.passed_over == 4
+        counts.update(passage.id for passage in chosen.negatives)
+    assert counts == {"a": 1, "b": 1, "c": 1, "d": 3}
+    assert [ids(rotated(subject, epoch, 0, 1))[1] for epoch in range(2)] == ["b", "d"]
+
+
+def filled(subject, hard, other=0, **options):
+    return choose_passages(
+        subject,
+        seed=0,
+        hard_negatives=hard,
+        random_negatives=other,
+        fill_with_random=True,
+        **{"epoch": 0, **options},
+    )
+
+
+@pytest.mark.parametrize(
+    ("hard", "other", "wanted", "number"),
+    [
+        (0, 4, ["r0", "r1", "r2"], 2),  # two for the missing hard ones, after the one asked for
+        (1, 4, ["h0", "r0", "r1"], 1),
+        (5, 4, ["h0", "h1", "r0"], 0),
+        (0, 1, ["r0"], 0),  # the one asked for anyway stands in for nothing
+        (0, 0, [], 0),
+        (1, 0, ["h0"], 0),
+    ],
+)
+def test_random_negatives_fill_up_on_demand(hard, other, wanted, number):
+    chosen = filled(example(hard=hard, other=other), 2, 1)
+    assert [passage.id for passage in chosen.negatives] == wanted
+    assert chosen.filled == number
+
+
+def test_filling_takes_the_drawn_order_and_keeps_the_others():
+    for epoch in range(5):
+        options = {"epoch": epoch, "negative_choice": "random"}
+        chosen = filled(example(hard=1), 3, 1, **options)
+        without = choose_passages(
+            example(hard=1), seed=0, hard_negatives=3, random_negatives=1, **options
+        )
+        assert ids(chosen)[:3] == ids(without)
+        assert (chosen.filled, without.filled, len(ids(chosen))) == (2, 0, 5)
+
+
+def test_filling_rotates_too():
+    counts = Counter()
+    for epoch in range(4):
+        chosen = rotated(example(hard=1), epoch, 2, 1, fill=True)
+        assert chosen.filled == 1
+        counts.update(passage.id for passage in chosen.negatives)
+    assert counts == {"h0": 4, "r0": 2, "r1": 2, "r2": 2, "r3": 2}
+
+
+def test_filling_never_takes_a_positive_or_a_hard_negative_again():
+    a, b = Passage("a", "", "a"), Passage("b", "", "b")
+    subject = TrainingExample("q", "?", (), passages("p", 1), (a,), (a, passages("p", 1)[0], b))
+    chosen = filled(subject, 3)
+    assert (chosen.negatives, chosen.filled, chosen.passed_over) == ((a, b), 1, 2)
+
+
 def test_no_negative_is_a_positive_or_a_repetition():
     positives = (
         Passage("1", "A", "the text"),
@@ -117,7 +226,9 @@ def test_no_negative_is_a_positive_or_a_repetition():
     [
         ({"hard_negatives": -1}, "hard_negatives=-1"),
         ({"hard_negatives": 1, "positive_choice": "all"}, "positive_choice='all'"),
-        ({"hard_negatives": 1, "negative_choice": "best"}, "negative_choice='best'"),
+        ({"hard_negatives": 1, "positive_choice": "rotate"}, "positive_choice='rotate'"),
+        ({"hard_negatives": 1, "negative_choice": "best"}, "negative_choice='best'.*'rotate'"),
+        ({"hard_negatives": 0, "random_negatives": 2, "fill_with_random": True}, "no effect"),
     ],
 )
 def test_bad_arguments(options, message):

@@ -34,8 +34,8 @@ _BINARY_KINDS = (
     (b"PAR1", "a Parquet file"),
     (b"ARROW1", "an Arrow file"),
     (b"PK\x03\x04", "a zip archive (also .npz, .xlsx and PyTorch checkpoints)"),
-    (b"\x1f\x8b", "gzip inside gzip"),
-    (b"\x28\xb5\x2f\xfd", "a Zstandard file; decompress it first"),
+    (b"\x1f\x8b", "gzip inside another compression; decompress it once"),
+    (b"\x28\xb5\x2f\xfd", "Zstandard inside another compression; decompress it once"),
     (b"BZh", "a bzip2 file; decompress it first"),
     (b"\xfd7zXZ", "an xz file; decompress it first"),
     (b"\x89HDF", "an HDF5 file"),
@@ -59,7 +59,8 @@ def refuse_binary(path: Path, head: bytes) -> None:
             raise DataError(f"this is not a UTF-8 text file but looks like {what}", path=path)
     if b"\x00" in head[:4096]:
         raise DataError(
-            "this is not a text file (it holds zero bytes); expected UTF-8 text, plain or gzip",
+            "this is not a text file (it holds zero bytes); expected UTF-8 text, plain, gzip or "
+            "Zstandard",
             path=path,
         )
 
@@ -79,7 +80,7 @@ def check_kind(path: Path, head: bytes, *, expected: str, accepted: frozenset[st
     Raises:
         DataError: The file looks like another kind.
     """
-    kind = _kind_of(head.decode("utf-8", errors="ignore").lstrip("\ufeff"))
+    kind = kind_of(head.decode("utf-8", errors="ignore").lstrip("\ufeff"))
     if kind in accepted:
         return kind
     advice = f"; did you mean {_CONFIG_KEYS[kind]}?" if kind in _CONFIG_KEYS else ""
@@ -89,7 +90,8 @@ def check_kind(path: Path, head: bytes, *, expected: str, accepted: frozenset[st
     raise DataError(f"this looks like {kind}, expected {expected}{advice}", path=path)
 
 
-def _kind_of(head: str) -> str:
+def kind_of(head: str) -> str:
+    """The kind of text that a file begins like."""
     text = head.lstrip()
     first_line = text.split("\n", 1)[0]
     if "\t" not in first_line.strip() and _JSON_START.match(text):

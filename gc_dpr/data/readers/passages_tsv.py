@@ -28,7 +28,7 @@ _ADVICE = (
 
 
 def read_passages(paths: Paths, *, quoting: Quoting = "csv") -> Iterator[Passage]:
-    r"""Read passages one by one from TSV files, plain or gzip-compressed.
+    r"""Read passages one by one from TSV files, plain or compressed.
 
     Args:
         paths: A file, a glob or a list of them; see ``expand_paths``.

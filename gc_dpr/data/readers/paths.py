@@ -1,30 +1,27 @@
 """From what a user names (a file, a glob, a list of them) to open UTF-8 text.
 
-Plain and gzip-compressed files are told apart by their first bytes, not by their names. Lines end
+Plain, gzip and Zstandard files are told apart by their first bytes, not by their names. Lines end
 at a line feed (a carriage return before it is dropped), so line numbers are those of an editor.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gc_dpr.data.readers.compression import BUFFER_BYTES, decompressed
 from gc_dpr.data.readers.kinds import refuse_binary
 from gc_dpr.errors import DataError
 
 PathLike = str | os.PathLike[str]
 Paths = PathLike | Iterable[PathLike]
 
-_BUFFER_BYTES = 1 << 20
 _UTF8_BOM = b"\xef\xbb\xbf"
-_GZIP_MAGIC = b"\x1f\x8b"
 _GLOB_CHARACTERS = frozenset("*?[")
 
 
@@ -99,43 +96,26 @@ def _natural_order(path: Path) -> tuple[list[tuple[int, str]], str]:
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[io.BufferedReader[Any]]:
-    """Open a plain or gzip-compressed text file for reading bytes, after any byte order mark.
+    """Open a plain, gzip or Zstandard text file for reading bytes, after any byte order mark.
 
     Raises:
-        DataError: The file cannot be opened, is empty or binary, or its gzip stream is cut or
-            damaged (also when that shows only while reading inside the ``with`` block).
+        DataError: The file cannot be opened, is empty or binary, or its compressed stream is cut
+            or damaged (also when that shows only while reading inside the ``with`` block).
     """
     try:
-        with io.BufferedReader(io.FileIO(path), _BUFFER_BYTES) as raw, _decompressed(raw) as handle:
-            head = handle.peek(_BUFFER_BYTES)
+        with (
+            io.BufferedReader(io.FileIO(path), BUFFER_BYTES) as raw,
+            decompressed(raw, path) as handle,
+        ):
+            head = handle.peek(BUFFER_BYTES)
             if not head:
                 raise DataError("the file is empty", path=path)
             refuse_binary(path, head)
             if head.startswith(_UTF8_BOM):
                 handle.read(len(_UTF8_BOM))
             yield handle
-    except EOFError:
-        raise DataError(
-            "the gzip stream ends before its end mark: the file is cut off; copy or download it "
-            "again",
-            path=path,
-        ) from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"the gzip stream is damaged ({error}); copy or download it again", path=path
-        ) from None
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror or error})", path=path) from None
-
-
-@contextlib.contextmanager
-def _decompressed(raw: io.BufferedReader[Any]) -> Iterator[io.BufferedReader[Any]]:
-    if not raw.peek(2).startswith(_GZIP_MAGIC):
-        yield raw
-        return
-    unpacked = gzip.GzipFile(fileobj=raw)
-    with io.BufferedReader(unpacked, _BUFFER_BYTES) as handle:
-        yield handle
 
 
 def numbered_lines(handle: io.BufferedReader[Any], path: Path) -> Iterator[tuple[int, str]]:

@@ -35,7 +35,7 @@ _Row = tuple[int, str | None, str, tuple[str, ...] | None]
 
 
 def read_questions(paths: Paths) -> Iterator[Question]:
-    r"""Read questions one by one from QA csv or JSONL files, plain or gzip-compressed.
+    r"""Read questions one by one from QA csv or JSONL files, plain or compressed.
 
     Args:
         paths: A file, a glob or a list of them; see ``expand_paths``. JSONL objects have
