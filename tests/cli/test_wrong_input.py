@@ -118,7 +118,7 @@ CASES = [
     # the wrong kind
     (TRAIN, "data.train_file={world}/passages.tsv", 1, "did you mean data.passages_file?"),
     (TRAIN, "data.train_file={world}/questions.csv", 1, "did you mean data.questions_file?"),
-    (TRAIN, "data.train_file={run}/run.json", 1, "this looks like a DPR retrieval-result JSON"),
+    (TRAIN, "data.train_file={run}/run.trec", 1, "run.trec"),
     (TRAIN, "data.train_file={index}/index.faiss", 1, "not a text file"),
     (TRAIN, "model.name_or_path={world}", 1, "is not a model"),
     (TRAIN, "model.name_or_path={model}", 1, "did you mean {model}/checkpoint?"),
