@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from gc_dpr.artifacts import write_json
+from gc_dpr.cli.batches import build_collator, build_sampler
 from gc_dpr.cli.console import say, say_read, say_read_all, say_wrote
 from gc_dpr.cli.models import apply_threads, describe
 from gc_dpr.cli.output import claim_output
 from gc_dpr.cli.train_dense_encoder import start_model
 from gc_dpr.config import CheckGradientsConfig
 from gc_dpr.data import TrainingSet, load_training_set
-from gc_dpr.data.collator import Batch, Collator
-from gc_dpr.data.sampler import EpochBatchSampler
+from gc_dpr.data.collator import Batch
 from gc_dpr.distributed import process_group
 from gc_dpr.errors import ConfigError, DataError
 from gc_dpr.evaluation.tables import format_table
@@ -63,22 +63,8 @@ def first_batch(settings: CheckGradientsConfig, data: TrainingSet, model: BiEnco
     Raises:
         DataError: They have nothing to choose from.
     """
-    options = settings.train
-    sampler = EpochBatchSampler(
-        len(data),
-        batch_size=options.batch_size,
-        seed=options.seed,
-        last_batch=options.last_batch,  # type: ignore[arg-type]
-    )
-    collator = Collator(
-        model.question_tokenizer,
-        model.passage_tokenizer,
-        seed=options.seed,
-        hard_negatives=options.hard_negatives,
-        random_negatives=options.random_negatives,
-        positive_choice=options.positive_choice,  # type: ignore[arg-type]
-        negative_choice=options.negative_choice,  # type: ignore[arg-type]
-    )
+    sampler = build_sampler(settings.train, len(data))
+    collator = build_collator(settings.train, model)
     keys = next(iter(sampler))[: settings.questions]
     batch = collator([(epoch, data.examples[position]) for epoch, position in keys])
     if len(batch.passage_rows) < 2:

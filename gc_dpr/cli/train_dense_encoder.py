@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from gc_dpr.artifacts import atomic_file, write_json
+from gc_dpr.cli.batches import build_collator, build_sampler
 from gc_dpr.cli.console import say, say_read, say_read_all, say_wrote
 from gc_dpr.cli.models import apply_threads, describe
 from gc_dpr.cli.output import claim_output
 from gc_dpr.cli.settings import as_yaml
 from gc_dpr.config import HardwareConfig, TrainConfig, TrainDenseEncoderConfig
 from gc_dpr.data import TrainingSet, load_training_set
-from gc_dpr.data.collator import Collator, build_loader
-from gc_dpr.data.sampler import EpochBatchSampler, number_of_batches
+from gc_dpr.data.collator import build_loader
+from gc_dpr.data.sampler import number_of_batches
 from gc_dpr.distributed import barrier, is_main, process_group, rank, world_size
 from gc_dpr.errors import DataError
 from gc_dpr.evaluation.plots import plot_training_curve
@@ -146,23 +147,8 @@ def train(
 ) -> list[dict[str, Any]]:
     """Load this process's batches and run the loop; one record per step."""
     options, model = settings.train, trainer.model
-    sampler = EpochBatchSampler(
-        len(data),
-        batch_size=options.batch_size,
-        seed=options.seed,
-        rank=rank(),
-        world_size=world_size(),
-        last_batch=options.last_batch,  # type: ignore[arg-type]
-    )
-    collator = Collator(
-        model.question_tokenizer,
-        model.passage_tokenizer,
-        seed=options.seed,
-        hard_negatives=options.hard_negatives,
-        random_negatives=options.random_negatives,
-        positive_choice=options.positive_choice,  # type: ignore[arg-type]
-        negative_choice=options.negative_choice,  # type: ignore[arg-type]
-    )
+    sampler = build_sampler(options, len(data))
+    collator = build_collator(options, model)
     workers = settings.hardware.loader_workers
     loader = build_loader(data.examples, collator, sampler, workers=workers)
     # dropout must differ between processes, and must not depend on how the model was made
