@@ -11,7 +11,16 @@ import pytest
 import gc_dpr
 
 PACKAGE = Path(gc_dpr.__file__).parent
-FOUNDATION = ("errors", "artifacts", "distributed", "seeding", "data.records", "evaluation.runs")
+FOUNDATION = (
+    "errors",
+    "artifacts",
+    "distributed",
+    "precision",
+    "ragged",
+    "seeding",
+    "data.records",
+    "evaluation.runs",
+)
 # Each layer may import itself (only where SELF allows it) and everything to its left.
 LAYERS = {
     "foundation": FOUNDATION,
@@ -88,7 +97,7 @@ def test_imports_point_down(name):
         ("bm25s", ("retrieval.bm25",)),
         ("jax", ("cachex",)),
         ("matplotlib", ("evaluation.plots",)),
-        ("gc_dpr.config", ("cli",)),
+        ("gc_dpr.config", ("cli", "config")),
     ],
 )
 def test_libraries_stay_where_they_belong(library, homes):
@@ -124,18 +133,24 @@ def test_imports_stay_light(module, absent):
     assert shown.stdout.strip() == "[]"
 
 
-def test_files_and_functions_stay_small():
-    too_long = []
+def test_files_and_functions_stay_small(capsys):
+    too_long, long = [], []
     for name, path in MODULES.items():
         text = path.read_text(encoding="utf-8")
-        if name != "config" and len(text.splitlines()) > 300:
+        lines = len(text.splitlines())
+        if lines > 400:
             too_long.append(name)
+        elif lines > 300:
+            long.append(f"{name} ({lines} lines)")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 code = len(ast.unparse(node).splitlines())
                 doc = len(ast.unparse(node.body[0]).splitlines()) if ast.get_docstring(node) else 0
                 if code - doc > 60:
                     too_long.append(f"{name}.{node.name}")
+    if long:  # a warning: a file is cut by meaning, not to fit a number
+        with capsys.disabled():
+            print(f"\nfiles over 300 lines: {', '.join(long)}")
     assert too_long == []
 
 

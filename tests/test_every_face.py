@@ -17,15 +17,13 @@ from training_parts import examples, make_batches, make_model
 
 from gc_dpr.grad_cache import (
     GradCache,
-    RaggedTokens,
     Tower,
     cached,
     cached_step,
     cat_input_tensor,
-    length_sorted_chunks,
-    restore_order,
 )
 from gc_dpr.losses import in_batch_nll
+from gc_dpr.ragged import RaggedTokens, length_sorted_chunks
 from gc_dpr.training import ChunkBudget, batch_gradients
 
 CPU = torch.device("cpu")
@@ -225,7 +223,7 @@ def one_graph(model, batch, budget):
     ):
         chunks = length_sorted_chunks(tokens.lengths, max_tokens=budget.tokens)
         encoded = [encoder(**tokens.pad(rows, pad_token_id=0)) for rows in chunks]
-        reps.append(restore_order(encoded, chunks))
+        reps.append(torch.cat(encoded)[torch.cat(chunks).argsort()])
     scores = reps[0][batch.question_rows] @ reps[1][batch.passage_rows].T
     loss = F.cross_entropy(scores, batch.positive_index)
     loss.backward()

@@ -21,7 +21,7 @@ from gc_dpr.distributed import process_group
 from gc_dpr.errors import ConfigError, DataError
 from gc_dpr.evaluation.tables import format_table
 from gc_dpr.models import BiEncoder
-from gc_dpr.models.encoding import AUTOCAST_DTYPES
+from gc_dpr.precision import autocast_dtype
 from gc_dpr.seeding import derive_seed, seed_everything
 from gc_dpr.training.chunk_budget import ChunkBudget, is_out_of_memory
 from gc_dpr.training.gradient_check.batch_check import BatchCheck, check_gradients
@@ -89,7 +89,7 @@ def compare(
             device=device,
             temperature=settings.train.temperature,
             mask_known_positives=settings.train.mask_known_positives,
-            autocast_dtype=AUTOCAST_DTYPES[hardware.precision],
+            autocast_dtype=autocast_dtype(hardware.precision),
         )
     except RuntimeError as error:
         if not is_out_of_memory(error):

@@ -19,7 +19,6 @@ from gc_dpr.distributed import (
     world_size,
 )
 from gc_dpr.models import BiEncoder, encode_tokens
-from gc_dpr.models.encoding import AUTOCAST_DTYPES
 from gc_dpr.retrieval import (
     EMBEDDING_FILES,
     EncodeCounts,
@@ -97,7 +96,7 @@ def encode_share(
         encode=functools.partial(
             encode_tokens,
             model.passage_encoder,
-            autocast_dtype=AUTOCAST_DTYPES[hardware.precision],
+            precision=hardware.precision,
         ),
         writer=writer,
         batch_tokens=hardware.encode_batch_tokens,

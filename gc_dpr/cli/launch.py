@@ -23,6 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+import gc_dpr
 from gc_dpr import config as schema
 from gc_dpr.cli.console import set_up_logging
 from gc_dpr.cli.settings import (
@@ -37,7 +38,7 @@ from gc_dpr.errors import ConfigError, GcDprError
 
 def config_folder() -> Path:
     """Folder of the YAML files: inside the installed package, or beside it in a checkout."""
-    package = Path(schema.__file__).parent
+    package = Path(gc_dpr.__file__).parent
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "train_dense_encoder.yaml").is_file():
             return folder

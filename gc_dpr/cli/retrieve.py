@@ -25,7 +25,6 @@ from gc_dpr.data.readers.paths import expand_paths
 from gc_dpr.distributed import process_group
 from gc_dpr.errors import ArtifactError, DataError
 from gc_dpr.evaluation import Run, top_k_accuracy, write_dpr_json, write_trec
-from gc_dpr.models.encoding import AUTOCAST_DTYPES
 from gc_dpr.retrieval import DenseIndex, check_fingerprint, retrieve
 from gc_dpr.retrieval.bm25 import BM25Index
 
@@ -111,7 +110,7 @@ def encode_options(hardware: HardwareConfig) -> dict[str, Any]:
     """What a hardware preset says about encoding."""
     return {
         "batch_tokens": hardware.encode_batch_tokens,
-        "autocast_dtype": AUTOCAST_DTYPES[hardware.precision],
+        "precision": hardware.precision,
     }
 
 

@@ -23,7 +23,7 @@ from gc_dpr.distributed import barrier, is_main, process_group, rank, world_size
 from gc_dpr.errors import DataError
 from gc_dpr.evaluation.plots import plot_training_curve
 from gc_dpr.models import BiEncoder
-from gc_dpr.models.encoding import AUTOCAST_DTYPES
+from gc_dpr.precision import autocast
 from gc_dpr.seeding import derive_seed, seed_everything
 from gc_dpr.training.checkpoint import save_checkpoint
 from gc_dpr.training.chunk_budget import ChunkBudget
@@ -194,7 +194,6 @@ def chunk_budget(
     tokens = getattr(hardware, f"{side}_chunk_tokens")
     memory = memory_of(device)
     if tokens == "auto" and memory:
-        dtype = AUTOCAST_DTYPES[hardware.precision]
         trainable = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
         tokens = find_chunk_tokens(
             getattr(model, f"{side}_encoder"),
@@ -202,7 +201,7 @@ def chunk_budget(
             device=device,
             memory=memory,
             reserve=3 * trainable,  # gradients and AdamW's two moments
-            autocast=lambda: torch.autocast(device.type, dtype=dtype, enabled=dtype is not None),
+            autocast=lambda: autocast(device, hardware.precision),
         )
         logger.info("hardware.%s_chunk_tokens=auto: %d tokens fit", side, tokens)
     elif tokens == "auto":

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from gc_dpr.data.identity import passage_key
 from gc_dpr.data.records import Passage, TrainingExample
 from gc_dpr.data.sampling import Choice, NegativeChoice, choose_passages
-from gc_dpr.grad_cache.chunking import RaggedTokens
+from gc_dpr.ragged import RaggedTokens
 
 T = TypeVar("T")
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from gc_dpr.grad_cache.chunking import (
-    RaggedTokens,
-    length_sorted_chunks,
-    restore_order,
-    split_rows,
-)
+from gc_dpr.grad_cache.chunking import split_rows
 from gc_dpr.grad_cache.functional import cached, cat_input_tensor, gather_input_tensor
 from gc_dpr.grad_cache.grad_cache import GradCache
 from gc_dpr.grad_cache.rand_context import RandContext, devices_of
@@ -15,7 +10,6 @@ from gc_dpr.grad_cache.towers import Tower, cached_step
 
 __all__ = [
     "GradCache",
-    "RaggedTokens",
     "RandContext",
     "Tower",
     "cached",
@@ -23,7 +17,5 @@ __all__ = [
     "cat_input_tensor",
     "devices_of",
     "gather_input_tensor",
-    "length_sorted_chunks",
-    "restore_order",
     "split_rows",
 ]

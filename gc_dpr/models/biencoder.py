@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -221,7 +220,7 @@ class BiEncoder(nn.Module):
         *,
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
         progress: bool = False,
-        autocast_dtype: torch.dtype | None = None,
+        precision: str = "fp32",
     ) -> NDArray[np.float32]:
         """Embed questions; see :func:`~gc_dpr.models.encoding.encode_tokens`.
 
@@ -235,7 +234,7 @@ class BiEncoder(nn.Module):
             tokenized.tokens,
             batch_tokens=batch_tokens,
             progress=progress,
-            autocast_dtype=autocast_dtype,
+            precision=precision,
         ).numpy()
 
     def encode_passages(
@@ -244,7 +243,7 @@ class BiEncoder(nn.Module):
         *,
         batch_tokens: int = DEFAULT_BATCH_TOKENS,
         progress: bool = False,
-        autocast_dtype: torch.dtype | None = None,
+        precision: str = "fp32",
     ) -> NDArray[np.float32]:
         """Embed passages: records, (title, text) tuples, or texts without a title."""
         tokenized = self.tokenize_passages(passages)
@@ -254,7 +253,7 @@ class BiEncoder(nn.Module):
             tokenized.tokens,
             batch_tokens=batch_tokens,
             progress=progress,
-            autocast_dtype=autocast_dtype,
+            precision=precision,
         ).numpy()
 
     def save_pretrained(self, folder: str | Path) -> None:

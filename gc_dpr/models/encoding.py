@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from gc_dpr.grad_cache.chunking import RaggedTokens, length_sorted_chunks
 from gc_dpr.models.encoder import TextEncoder
 from gc_dpr.models.tokenization import TokenizedTexts
+from gc_dpr.precision import autocast
+from gc_dpr.ragged import RaggedTokens, length_sorted_chunks
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_TOKENS = 16384
-# What autocast computes in under each hardware.precision; training scales fp16 gradients besides.
-AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def encode_tokens(
@@ -30,7 +29,7 @@ def encode_tokens(
     *,
     batch_tokens: int = DEFAULT_BATCH_TOKENS,
     progress: bool = False,
-    autocast_dtype: torch.dtype | None = None,
+    precision: str = "fp32",
 ) -> Tensor:
     """Encode texts in evaluation mode; each embedding depends on its own text only.
 
@@ -42,8 +41,8 @@ def encode_tokens(
         tokens: N texts.
         batch_tokens: Padded tokens in memory at once; a longer text gets a chunk of its own.
         progress: Show a bar on standard error.
-        autocast_dtype: Run the transformer under autocast, e.g. ``torch.bfloat16``; the default
-            computes in the weights' own precision.
+        precision: ``"fp32"`` computes in the weights' own precision, ``"bf16"`` and ``"fp16"`` run
+            the transformer under autocast.
 
     Returns:
         (N, D) float32 in main memory, in the order of ``tokens``.
@@ -51,11 +50,9 @@ def encode_tokens(
     chunks = length_sorted_chunks(tokens.lengths, max_tokens=batch_tokens)
     embeddings = torch.empty(len(tokens), encoder.embedding_dim)  # (N, D)
     device = encoder.device
-    autocast: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    if autocast_dtype is not None:
-        autocast = torch.autocast(device.type, dtype=autocast_dtype)
     bar = tqdm(total=len(tokens), unit=" texts", desc="encoding", disable=not progress)
-    with bar, _evaluation_mode(encoder), torch.inference_mode(), autocast:
+    casting = autocast(device, precision)
+    with bar, _evaluation_mode(encoder), torch.inference_mode(), casting:
         for rows in chunks:
             chunk = tokens.pad(rows, pad_token_id=encoder.pad_token_id, device=device)  # (C, L)
             embeddings[rows] = encoder(**chunk).float().cpu()  # (C, D)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tokenizers import Tokenizer
 
 from gc_dpr.errors import ConfigError
-from gc_dpr.grad_cache.chunking import RaggedTokens
+from gc_dpr.ragged import RaggedTokens
 
 if TYPE_CHECKING:
     from gc_dpr.data.records import Passage

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gc_dpr.data.records import Passage
 from gc_dpr.errors import ArtifactError
-from gc_dpr.grad_cache.chunking import RaggedTokens, length_sorted_chunks
+from gc_dpr.ragged import RaggedTokens, length_sorted_chunks
 from gc_dpr.retrieval.progress import Progress
 from gc_dpr.retrieval.shard_writer import ShardWriter
 

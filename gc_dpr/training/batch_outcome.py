@@ -11,7 +11,8 @@ from gc_dpr.data.collator import Batch
 from gc_dpr.distributed import world_size
 from gc_dpr.grad_cache.towers import EncodedTower
 from gc_dpr.losses import InBatchLoss
-from gc_dpr.training.chunk_budget import ChunkBudget, largest_chunk, padded_tokens
+from gc_dpr.ragged import padded_tokens
+from gc_dpr.training.chunk_budget import ChunkBudget, largest_chunk
 from gc_dpr.training.two_passes import TwoPasses
 
 

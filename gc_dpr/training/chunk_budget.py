@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gc_dpr.errors import GcDprError
+from gc_dpr.ragged import padded_tokens
 from gc_dpr.seeding import restore_rng_state, rng_state
 
 logger = logging.getLogger(__name__)
@@ -80,11 +81,6 @@ def halved(
 def largest_chunk(chunks: Sequence[Tensor], lengths: Tensor) -> int:
     """Padded tokens of the largest chunk; 0 if there is none."""
     return max((padded_tokens(rows, lengths) for rows in chunks), default=0)
-
-
-def padded_tokens(rows: Tensor, lengths: Tensor) -> int:
-    """Tokens of one chunk with padding."""
-    return len(rows) * int(lengths[rows].max()) if len(rows) else 0
 
 
 def chunks_within(chunks: Sequence[Tensor], lengths: Tensor, tokens: int) -> tuple[int, int]:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gc_dpr.distributed import is_fully_sharded, largest_over_processes, world_size
-from gc_dpr.grad_cache.chunking import RaggedTokens, length_sorted_chunks
 from gc_dpr.grad_cache.towers import Tower
 from gc_dpr.models import TextEncoder
+from gc_dpr.ragged import RaggedTokens, length_sorted_chunks
 from gc_dpr.training.chunk_budget import ChunkBudget
 
 

@@ -23,7 +23,7 @@ from gc_dpr.distributed import (
 )
 from gc_dpr.errors import GcDprError
 from gc_dpr.models import BiEncoder
-from gc_dpr.models.encoding import AUTOCAST_DTYPES
+from gc_dpr.precision import autocast_dtype
 from gc_dpr.training.batch_outcome import BatchOutcome
 from gc_dpr.training.batch_step import batch_gradients
 from gc_dpr.training.chunk_budget import ChunkBudget
@@ -175,7 +175,7 @@ class Trainer:
             device=self.device,
             temperature=self.temperature,
             mask_known_positives=self.mask_known_positives,
-            autocast_dtype=AUTOCAST_DTYPES[self.precision],
+            autocast_dtype=autocast_dtype(self.precision),
             scaler=self.scaler if self.scaler.is_enabled() else None,
             kept_tokens=allowed,
         )

@@ -29,6 +29,7 @@ from gc_dpr.grad_cache.towers import (
     encode_tower,
     graphs_to_keep,
 )
+from gc_dpr.ragged import padded_tokens
 from gc_dpr.seeding import restore_rng_state, rng_state
 from gc_dpr.training.chunk_budget import (
     ChunkBudget,
@@ -36,7 +37,6 @@ from gc_dpr.training.chunk_budget import (
     free_cached_memory,
     halved,
     is_out_of_memory,
-    padded_tokens,
 )
 from gc_dpr.training.sides import Side, is_sharded, with_equal_counts
 

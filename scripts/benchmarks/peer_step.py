@@ -23,9 +23,9 @@ from step_variants import Step, Workload
 from torch import Tensor
 
 from gc_dpr.errors import ConfigError
-from gc_dpr.grad_cache import RaggedTokens
 from gc_dpr.models import TextEncoder
 from gc_dpr.models.pretrained import quiet_transformers
+from gc_dpr.ragged import RaggedTokens
 
 PEER = "sentence_transformers"
 

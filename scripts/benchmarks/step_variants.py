@@ -29,9 +29,10 @@ from gc_dpr.cli.settings import to_settings
 from gc_dpr.cli.train_dense_encoder import start_model
 from gc_dpr.data.collator import Batch, Collator
 from gc_dpr.data.records import TrainingExample
-from gc_dpr.grad_cache import GradCache, RaggedTokens
+from gc_dpr.grad_cache import GradCache
 from gc_dpr.losses import in_batch_nll
 from gc_dpr.models import BiEncoder, TextEncoder
+from gc_dpr.ragged import RaggedTokens
 from gc_dpr.training.batch_step import ChunkBudget, batch_gradients
 
 Step = Callable[[], Tensor]  # forward and backward of the batch; returns the loss

@@ -11,7 +11,7 @@ from gc_dpr.data.collator import Collator, build_loader
 from gc_dpr.data.identity import passage_key
 from gc_dpr.data.known_positives import KnownPositives
 from gc_dpr.data.sampler import EpochBatchSampler
-from gc_dpr.grad_cache.chunking import RaggedTokens
+from gc_dpr.ragged import RaggedTokens
 
 
 @dataclass

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from gc_dpr.grad_cache import RaggedTokens, Tower, devices_of, length_sorted_chunks
+from gc_dpr.grad_cache import Tower, devices_of
+from gc_dpr.ragged import RaggedTokens, length_sorted_chunks
 
 VOCABULARY = 23
 

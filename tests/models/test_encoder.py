@@ -105,7 +105,7 @@ def test_encode_tokens_restores_modes_and_handles_nothing(tiny_encoder_dir):
     assert encoder.transformer.encoder.training
     assert not encoder.transformer.embeddings.training
     assert embed(encoder, []).shape == (0, 32)
-    low = embed(encoder, TEXTS, autocast_dtype=torch.bfloat16)
+    low = embed(encoder, TEXTS, precision="bf16")
     assert low.dtype == torch.float32
     assert 0 < (low - first).abs().max() < 0.2
 

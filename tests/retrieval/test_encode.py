@@ -8,8 +8,8 @@ import torch
 
 from gc_dpr.data.records import Passage
 from gc_dpr.errors import ArtifactError
-from gc_dpr.grad_cache.chunking import RaggedTokens, length_sorted_chunks
 from gc_dpr.models import BiEncoder, TokenizedTexts, encode_tokens
+from gc_dpr.ragged import RaggedTokens, length_sorted_chunks
 from gc_dpr.retrieval import (
     ShardWriter,
     encode_passages_to_shard,

@@ -11,7 +11,7 @@ from undivided import batch_loss, gradients_of, largest_error, questions, watch_
 from gc_dpr.data.collator import Collator
 from gc_dpr.data.sampler import epoch_batches
 from gc_dpr.distributed import rank, sum_gradients, sum_over_processes
-from gc_dpr.grad_cache import length_sorted_chunks
+from gc_dpr.ragged import length_sorted_chunks
 from gc_dpr.training.batch_step import ChunkBudget, batch_gradients
 from gc_dpr.training.optim import build_optimizer
 

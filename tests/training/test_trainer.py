@@ -20,7 +20,7 @@ from training_parts import (
 )
 
 from gc_dpr.data.sampler import epoch_batches
-from gc_dpr.grad_cache.chunking import length_sorted_chunks
+from gc_dpr.ragged import length_sorted_chunks
 from gc_dpr.training.batch_step import ChunkBudget, batch_gradients
 from gc_dpr.training.trainer import TrainingError
 
